@@ -1,0 +1,1 @@
+//! The black-box tests live in `it/`; this crate exists to hold them.
