@@ -1,1 +1,15 @@
-//! Placeholder.
+//! Servers on this machine: disposable ones for the demo and the tests, and the supervised broker
+//! of `trellara run`.
+//!
+//! Everything here is synchronous and never talks SQL or NATS by itself beyond asking a server
+//! whether it is up. A server started here never outlives the process that started it, whatever
+//! ends that process; the one exception is the embedded broker, whose store
+//! must survive and whose left-over process is adopted or ended at the next start.
+
+mod error;
+mod nats;
+mod postgres;
+
+pub use error::LocalError;
+pub use nats::{NatsOptions, NatsServer};
+pub use postgres::{PostgresOptions, PostgresServer, StopMode, TlsFiles};
