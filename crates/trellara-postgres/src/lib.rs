@@ -1,1 +1,26 @@
-//! Placeholder.
+//! How we talk to any PostgreSQL: connection strings, TLS, ordinary and replication connections.
+//!
+//! There is one way to a server: [`ConnectOptions::parse`] gives a connection string libpq's
+//! meaning, and one connect path turns it into a socket, a TLS session and an authenticated
+//! backend, whatever the connection is for afterwards. So a setting that protects SQL protects
+//! the replication stream too. This crate never reads environment variables, knows nothing of
+//! flows, and states facts about errors ([`sqlstate`]) without deciding what follows from them.
+
+mod error;
+mod fault;
+mod options;
+pub mod position;
+pub mod quote;
+mod replication;
+mod session;
+pub mod settle;
+pub mod sqlstate;
+mod stream;
+
+pub use error::{ConnectError, ConnectErrorKind, ConnectStringError, QueryError};
+pub use fault::{Fault, fault};
+pub use options::{ConnectOptions, Environment, Host, SESSION_SETTINGS};
+pub use position::insert_position;
+pub use replication::{CreatedSlot, IdentifySystem, ReplicationConnection, Row, SnapshotAction};
+pub use session::{Notification, ServerVersion, Session};
+pub use stream::{CopyBoth, CopyReader, CopyWriter, ServerMessage};
