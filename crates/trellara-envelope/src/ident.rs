@@ -61,6 +61,22 @@ number!(
     CommitTime(i64)
 );
 
+macro_rules! successor {
+    ($($name:ident)*) => {
+        $(impl $name {
+            /// The one that follows.
+            ///
+            /// # Panics
+            /// When there is none: 64 bits outlast every flow.
+            pub fn next(self) -> Self {
+                Self(self.0.checked_add(1).expect("64 bits outlast every flow"))
+            }
+        })*
+    };
+}
+
+successor!(Incarnation FrameOrdinal StreamSequence LedgerOrdinal LaneEpoch);
+
 impl CommitTime {
     /// Microseconds between the Unix epoch and PostgreSQL's.
     pub const UNIX_OFFSET_US: i64 = 946_684_800_000_000;

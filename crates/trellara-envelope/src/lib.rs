@@ -7,6 +7,7 @@
 //! The relay never interprets values, so a frame's payload is a run of [`records`]: pgoutput
 //! messages exactly as PostgreSQL sent them, each behind a four-byte length.
 
+mod aborted;
 mod codec;
 mod digest;
 mod frame;
@@ -18,6 +19,7 @@ mod names;
 pub mod records;
 mod report;
 
+pub use aborted::AbortedSet;
 pub use codec::{DecodeError, FORMAT_VERSION, FRAME_PREFIX_BYTES, MAX_HEAD_BYTES};
 pub use digest::{FrameDigest, RunningDigest, TransactionHash};
 pub use frame::{
