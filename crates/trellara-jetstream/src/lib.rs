@@ -1,1 +1,23 @@
-//! Placeholder.
+//! What Trellara asks of NATS: topology, publish-and-wait, read, consume, trim.
+//!
+//! A thin layer over `async-nats` that turns its promises into ours: every wait has an end, every
+//! queue has a limit, an unknown publish outcome is a value and not an error text, and nothing
+//! here relies on redelivery, on a consumer's own position or on a reply that did not come.
+//!
+//! What this crate never does: decode frames, decide what is published next, retry a publish, or
+//! create again a stream that is gone.
+
+mod broker;
+mod error;
+mod options;
+
+pub mod consume;
+pub mod monitor;
+pub mod publish;
+pub mod read;
+pub mod topology;
+pub mod trim;
+
+pub use broker::{Broker, BrokerEvent, CoreMessage, CoreSubscription, ServerVersion, Support};
+pub use error::{BrokerError, BrokerErrorKind};
+pub use options::{Credentials, NatsOptions, TlsOptions};
