@@ -66,6 +66,9 @@ pub enum DecodeError {
     /// The head is not valid bincode of its kind.
     #[error("malformed head: {0}")]
     Head(String),
+    /// Head and payload do not belong together, although the checksum matches.
+    #[error("inconsistent: {0}")]
+    Inconsistent(&'static str),
     /// A record's length runs beyond its payload.
     #[error("a record runs beyond the end of its payload")]
     TruncatedRecord,
@@ -101,11 +104,46 @@ impl Frame {
                 "the kind differs from the prefix".to_owned(),
             ));
         }
-        Ok(Frame {
+        let frame = Frame {
             header,
             body,
             payload: bytes.slice(payload_at..),
-        })
+        };
+        frame.check_payload()?;
+        Ok(frame)
+    }
+
+    /// What every reader relies on when it cuts the payload: a writer that got it wrong is found
+    /// here, before anything is read from it.
+    fn check_payload(&self) -> Result<(), DecodeError> {
+        match &self.body {
+            Body::Bundle(entries) => {
+                let announced: u64 = entries.iter().map(|entry| u64::from(entry.bytes)).sum();
+                if entries.is_empty() {
+                    return Err(DecodeError::Inconsistent("a bundle without transactions"));
+                }
+                if announced != self.payload.len() as u64 {
+                    return Err(DecodeError::Inconsistent(
+                        "the entries' bytes do not add up to the payload",
+                    ));
+                }
+            }
+            Body::Chunk(_) => {
+                if self.payload.is_empty() {
+                    return Err(DecodeError::Inconsistent("a chunk without bytes"));
+                }
+            }
+            Body::Genesis(_)
+            | Body::Marker(_)
+            | Body::Heartbeat(_)
+            | Body::Abort(_)
+            | Body::Manifest(_) => {
+                if !self.payload.is_empty() {
+                    return Err(DecodeError::Inconsistent("a payload where none belongs"));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The digest that the next frame names as `previous`.

@@ -322,6 +322,23 @@ impl FrameKind {
 }
 
 impl Frame {
+    /// The transactions of a bundle, each with its records; none for other kinds.
+    ///
+    /// # Panics
+    /// When the entries announce more than the payload holds; a decoded frame never does.
+    pub fn transactions(&self) -> impl Iterator<Item = (BundleEntry, Bytes)> {
+        let entries = match &self.body {
+            Body::Bundle(entries) => entries.as_slice(),
+            _ => &[],
+        };
+        let mut from = 0;
+        entries.iter().map(move |entry| {
+            let records = from..from + entry.bytes as usize;
+            from = records.end;
+            (*entry, self.payload.slice(records))
+        })
+    }
+
     /// The subject on which a frame of this kind is published.
     pub fn subject(&self) -> String {
         let flow = &self.header.flow;

@@ -47,6 +47,29 @@ pub enum HaltCode {
 }
 
 impl HaltCode {
+    /// All codes.
+    pub const ALL: [HaltCode; 19] = [
+        HaltCode::NoStream,
+        HaltCode::SlotLost,
+        HaltCode::DifferentSource,
+        HaltCode::StalePrimary,
+        HaltCode::Diverged,
+        HaltCode::SourceRewound,
+        HaltCode::StreamLostTail,
+        HaltCode::StreamReplaced,
+        HaltCode::Config,
+        HaltCode::Fenced,
+        HaltCode::StreamTooSmall,
+        HaltCode::Gap,
+        HaltCode::Fork,
+        HaltCode::State,
+        HaltCode::Corrupt,
+        HaltCode::Schema,
+        HaltCode::Rights,
+        HaltCode::ApplyFailed,
+        HaltCode::Broker,
+    ];
+
     /// The code as printed everywhere.
     pub fn as_str(self) -> &'static str {
         match self {

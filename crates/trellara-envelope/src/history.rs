@@ -1,6 +1,7 @@
 //! Which write-ahead log a position belongs to.
 
 use std::fmt;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
@@ -73,6 +74,31 @@ impl SourceHistory {
             .iter()
             .any(|(timeline, left_at)| *timeline == source.timeline && position <= *left_at)
     }
+
+    /// Whether both histories are one and the same up to `position` (an end LSN), so that
+    /// positions up to it can be compared (C01).
+    ///
+    /// Stricter than [`SourceHistory::continues`] where both histories are known whole: two
+    /// standbys that were promoted independently give their new timelines the same number.
+    pub fn shares_past(&self, other: &SourceHistory, position: Lsn) -> bool {
+        self.system == other.system && self.past(position).eq(other.past(position))
+    }
+
+    /// The timelines on which everything below `position` was written, each but the last with the
+    /// position at which it was left.
+    fn past(&self, position: Lsn) -> impl Iterator<Item = (Timeline, Option<Lsn>)> {
+        let left = self
+            .switches
+            .iter()
+            .take_while(move |(_, left_at)| *left_at < position);
+        let reached = self
+            .switches
+            .iter()
+            .find(move |(_, left_at)| *left_at >= position)
+            .map_or(self.timeline, |(timeline, _)| *timeline);
+        left.map(|(timeline, left_at)| (*timeline, Some(*left_at)))
+            .chain([(reached, None)])
+    }
 }
 
 impl fmt::Display for SystemId {
@@ -93,15 +119,26 @@ impl fmt::Display for SourceId {
     }
 }
 
-impl std::str::FromStr for SourceId {
-    type Err = String;
+/// The text was not a source id of the form `7412345678901234567.1`.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("not a source id (expected system.timeline): {0:?}")]
+pub struct ParseSourceIdError(String);
 
+impl FromStr for SourceId {
+    type Err = ParseSourceIdError;
+
+    /// Reads exactly what is printed: an identity has one text, so a sign or a leading zero makes
+    /// it another one.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let invalid = || format!("not a source id (system.timeline): {text:?}");
-        let (system, timeline) = text.split_once('.').ok_or_else(invalid)?;
-        Ok(SourceId {
-            system: SystemId(system.parse().map_err(|_| invalid())?),
-            timeline: Timeline(timeline.parse().map_err(|_| invalid())?),
-        })
+        let read = |text: &str| {
+            let (system, timeline) = text.split_once('.')?;
+            Some(SourceId {
+                system: SystemId(system.parse().ok()?),
+                timeline: Timeline(timeline.parse().ok()?),
+            })
+        };
+        read(text)
+            .filter(|source| source.to_string() == text)
+            .ok_or_else(|| ParseSourceIdError(text.chars().take(40).collect()))
     }
 }

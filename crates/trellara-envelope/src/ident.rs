@@ -81,6 +81,11 @@ impl CommitTime {
     /// Microseconds between the Unix epoch and PostgreSQL's.
     pub const UNIX_OFFSET_US: i64 = 946_684_800_000_000;
 
+    /// The moment this many microseconds after the Unix epoch.
+    pub fn from_unix_us(unix_us: i64) -> Self {
+        Self(unix_us.saturating_sub(Self::UNIX_OFFSET_US))
+    }
+
     /// Microseconds since the Unix epoch.
     pub fn unix_us(self) -> i64 {
         self.0.saturating_add(Self::UNIX_OFFSET_US)

@@ -27,7 +27,7 @@ pub use frame::{
     Manifest, Marker, PublicationMember, RelationCount,
 };
 pub use halt::{Halt, HaltCode};
-pub use history::{SourceHistory, SourceId, SystemId, Timeline};
+pub use history::{ParseSourceIdError, SourceHistory, SourceId, SystemId, Timeline};
 pub use ident::{
     CommitTime, FrameOrdinal, Incarnation, Lane, LaneEpoch, LedgerOrdinal, Oid, RecordKey,
     StreamSequence, TransactionIdentity, Xid,
