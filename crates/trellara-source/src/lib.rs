@@ -1,1 +1,15 @@
-//! Placeholder.
+//! What Trellara asks of the source: facts and findings before anything is created, the
+//! publication, the slot, and the replication stream with its feedback.
+//!
+//! This crate states facts; it decides nothing about them (that is the relay's business, rules
+//! 0.4). It changes only what it is told to change: a publication and a slot of its own. It never
+//! writes a row, never changes a replica identity, never starts a stream anywhere but at the
+//! slot's own position.
+
+mod options;
+pub mod preflight;
+pub mod publication;
+pub mod slot;
+pub mod stream;
+
+pub use options::SourceOptions;

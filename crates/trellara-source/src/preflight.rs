@@ -1,0 +1,1 @@
+//! Read-only facts about the source, and what is wrong with them.

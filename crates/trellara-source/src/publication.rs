@@ -1,0 +1,364 @@
+//! The publication: which tables belong to it, identified by oid, and how it is made.
+
+use trellara_envelope::{FrameDigest, Oid, PublicationMember};
+use trellara_postgres::{Session, quote};
+
+/// A table by name.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TableName {
+    /// Schema.
+    pub schema: String,
+    /// Table.
+    pub name: String,
+}
+
+/// What to publish: `schema.table`, or `schema.*` for all tables that are there now (C61: a later
+/// match is listed, never added by itself).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TablePattern {
+    /// Schema.
+    pub schema: String,
+    /// Table; `None` means all.
+    pub table: Option<String>,
+}
+
+/// One member of the publication.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Member {
+    /// The table.
+    pub table: TableName,
+    /// Oids and digest of its definition, as the marker frame carries them.
+    pub ids: PublicationMember,
+}
+
+/// What the catalogues say about a publication.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PublicationFacts {
+    /// `pg_publication.oid`.
+    pub oid: Oid,
+    /// Whether inserts are published.
+    pub inserts: bool,
+    /// Whether updates are published.
+    pub updates: bool,
+    /// Whether deletes are published.
+    pub deletes: bool,
+    /// Whether truncates are published.
+    pub truncates: bool,
+    /// Whether partitions are published under the name of their root.
+    pub via_partition_root: bool,
+    /// FOR ALL TABLES.
+    pub all_tables: bool,
+    /// Every table published, sorted by relation oid.
+    pub members: Vec<Member>,
+}
+
+/// The text is neither `schema.table` nor `schema.*`.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("not a table pattern (write schema.table or schema.*): {0:?}")]
+pub struct InvalidPattern(pub String);
+
+/// No table of that name, or none in that schema.
+#[derive(Debug, thiserror::Error)]
+pub enum ExpandError {
+    /// Nothing matches.
+    #[error("no table matches {0}")]
+    NoMatch(TablePattern),
+    /// The catalogues could not be read.
+    #[error(transparent)]
+    Query(#[from] tokio_postgres::Error),
+}
+
+impl PublicationFacts {
+    /// The flags as the marker frame carries them.
+    pub fn flags(&self) -> u32 {
+        [
+            self.inserts,
+            self.updates,
+            self.deletes,
+            self.truncates,
+            self.via_partition_root,
+            self.all_tables,
+        ]
+        .iter()
+        .enumerate()
+        .map(|(bit, set)| u32::from(*set) << bit)
+        .sum()
+    }
+
+    /// The members as the marker frame carries them, in order.
+    pub fn member_ids(&self) -> Vec<PublicationMember> {
+        self.members
+            .iter()
+            .map(|member| member.ids.clone())
+            .collect()
+    }
+
+    /// One digest over all members.
+    pub fn members_digest(&self) -> FrameDigest {
+        let mut bytes = Vec::with_capacity(self.members.len() * 24);
+        for member in &self.members {
+            bytes.extend_from_slice(&member.ids.member.0.to_be_bytes());
+            bytes.extend_from_slice(&member.ids.relation.0.to_be_bytes());
+            bytes.extend_from_slice(&member.ids.definition.0);
+        }
+        FrameDigest::of(&bytes)
+    }
+}
+
+/// The publication's facts; `None` when there is none of that name.
+pub async fn describe(
+    session: &Session,
+    name: &str,
+) -> Result<Option<PublicationFacts>, tokio_postgres::Error> {
+    let Some(row) = session
+        .client
+        .query_opt(
+            "SELECT oid, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot, puballtables \
+             FROM pg_catalog.pg_publication WHERE pubname = $1",
+            &[&name],
+        )
+        .await?
+    else {
+        return Ok(None);
+    };
+    let oid: u32 = row.get(0);
+    // pg_publication_tables says what is published whatever made it so (table, schema, all);
+    // pg_publication_rel adds the oid that changes when a table leaves and comes back (C06).
+    let members = session
+        .client
+        .query(
+            "SELECT t.schemaname::text, t.tablename::text, c.oid, coalesce(r.oid, 0::oid), \
+                    coalesce(t.rowfilter, ''), coalesce(t.attnames::text, '') \
+             FROM pg_catalog.pg_publication_tables t \
+             JOIN pg_catalog.pg_namespace n ON n.nspname = t.schemaname \
+             JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename \
+             LEFT JOIN pg_catalog.pg_publication_rel r ON r.prrelid = c.oid AND r.prpubid = $2 \
+             WHERE t.pubname = $1 ORDER BY c.oid",
+            &[&name, &oid],
+        )
+        .await?;
+    Ok(Some(PublicationFacts {
+        oid: Oid(oid),
+        inserts: row.get(1),
+        updates: row.get(2),
+        deletes: row.get(3),
+        truncates: row.get(4),
+        via_partition_root: row.get(5),
+        all_tables: row.get(6),
+        members: members.iter().map(member).collect(),
+    }))
+}
+
+fn member(row: &tokio_postgres::Row) -> Member {
+    let table = TableName {
+        schema: row.get(0),
+        name: row.get(1),
+    };
+    let mut definition = Vec::new();
+    for part in [
+        table.schema.as_str(),
+        table.name.as_str(),
+        row.get::<_, &str>(4),
+        row.get::<_, &str>(5),
+    ] {
+        definition.extend_from_slice(&(part.len() as u64).to_be_bytes());
+        definition.extend_from_slice(part.as_bytes());
+    }
+    Member {
+        ids: PublicationMember {
+            member: Oid(row.get(3)),
+            relation: Oid(row.get(2)),
+            definition: FrameDigest::of(&definition),
+        },
+        table,
+    }
+}
+
+/// The tables that the patterns name now, sorted, each once. Partitions are left out (they come
+/// with their root), and so is what cannot be published: unlogged and temporary tables, and those
+/// of PostgreSQL's own schemas.
+pub async fn expand(
+    session: &Session,
+    patterns: &[TablePattern],
+) -> Result<Vec<TableName>, ExpandError> {
+    let mut tables = Vec::new();
+    for pattern in patterns {
+        let rows = session
+            .client
+            .query(
+                "SELECT n.nspname::text, c.relname::text FROM pg_catalog.pg_class c \
+                 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+                 WHERE n.nspname = $1 AND ($2::text IS NULL OR c.relname = $2) \
+                   AND c.relkind IN ('r', 'p') AND c.relpersistence = 'p' \
+                   AND (NOT c.relispartition OR $2::text IS NOT NULL) \
+                   AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast', 'trellara')",
+                &[&pattern.schema, &pattern.table],
+            )
+            .await?;
+        if rows.is_empty() {
+            return Err(ExpandError::NoMatch(pattern.clone()));
+        }
+        tables.extend(rows.iter().map(|row| TableName {
+            schema: row.get(0),
+            name: row.get(1),
+        }));
+    }
+    tables.sort();
+    tables.dedup();
+    Ok(tables)
+}
+
+/// The statement that makes the publication; partitions are published under their root, so that
+/// both sides may be partitioned differently.
+pub fn create_sql(name: &str, tables: &[TableName]) -> String {
+    let tables: Vec<String> = tables
+        .iter()
+        .map(|table| quote::qualified(&table.schema, &table.name))
+        .collect();
+    format!(
+        "CREATE PUBLICATION {} FOR TABLE {} \
+         WITH (publish = 'insert, update, delete, truncate', publish_via_partition_root = true)",
+        quote::identifier(name),
+        tables.join(", ")
+    )
+}
+
+/// Makes the publication. `tables` must not be empty.
+pub async fn create(
+    session: &Session,
+    name: &str,
+    tables: &[TableName],
+) -> Result<(), tokio_postgres::Error> {
+    session
+        .client
+        .batch_execute(&create_sql(name, tables))
+        .await
+}
+
+/// Drops the publication; true when there was one.
+pub async fn drop(session: &Session, name: &str) -> Result<bool, tokio_postgres::Error> {
+    let existed = session
+        .client
+        .query_opt(
+            "SELECT 1 FROM pg_catalog.pg_publication WHERE pubname = $1",
+            &[&name],
+        )
+        .await?
+        .is_some();
+    if existed {
+        let sql = format!("DROP PUBLICATION IF EXISTS {}", quote::identifier(name));
+        session.client.batch_execute(&sql).await?;
+    }
+    Ok(existed)
+}
+
+impl std::str::FromStr for TablePattern {
+    type Err = InvalidPattern;
+
+    /// `schema.table` or `schema.*`; a part with dots, capitals or spaces may stand in double
+    /// quotes, in which a quote is written twice.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let invalid = || InvalidPattern(text.chars().take(200).collect());
+        let (schema, rest) = part(text).ok_or_else(invalid)?;
+        let rest = rest.strip_prefix('.').ok_or_else(invalid)?;
+        if rest == "*" {
+            return Ok(TablePattern {
+                schema,
+                table: None,
+            });
+        }
+        match part(rest) {
+            Some((table, "")) => Ok(TablePattern {
+                schema,
+                table: Some(table),
+            }),
+            _ => Err(invalid()),
+        }
+    }
+}
+
+/// One name at the start of `text`, and what is behind it.
+fn part(text: &str) -> Option<(String, &str)> {
+    let Some(quoted) = text.strip_prefix('"') else {
+        let end = text.find('.').unwrap_or(text.len());
+        let name = &text[..end];
+        let plain = !name.is_empty() && !name.contains(['"', '*', ' ']);
+        return plain.then(|| (name.to_owned(), &text[end..]));
+    };
+    let mut name = String::new();
+    let mut rest = quoted;
+    loop {
+        let at = rest.find('"')?;
+        name.push_str(&rest[..at]);
+        rest = &rest[at + 1..];
+        match rest.strip_prefix('"') {
+            Some(after) => {
+                name.push('"');
+                rest = after;
+            }
+            None => return (!name.is_empty()).then_some((name, rest)),
+        }
+    }
+}
+
+impl std::fmt::Display for TableName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&quote::qualified(&self.schema, &self.name))
+    }
+}
+
+impl std::fmt::Display for TablePattern {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let schema = quote::identifier(&self.schema);
+        match &self.table {
+            Some(table) => write!(f, "{schema}.{}", quote::identifier(table)),
+            None => write!(f, "{schema}.*"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(text: &str, expected: Option<(&str, Option<&str>)>) {
+        let parsed = text.parse::<TablePattern>().ok();
+        let expected = expected.map(|(schema, table)| TablePattern {
+            schema: schema.to_owned(),
+            table: table.map(str::to_owned),
+        });
+        assert_eq!(parsed, expected, "{text}");
+    }
+
+    #[test]
+    fn patterns() {
+        check("public.*", Some(("public", None)));
+        check("public.orders", Some(("public", Some("orders"))));
+        check(
+            "\"My.Schema\".\"a \"\"b\"\"\"",
+            Some(("My.Schema", Some("a \"b\""))),
+        );
+        check("\"*\".\"*\"", Some(("*", Some("*"))));
+        check("orders", None);
+        check("*.*", None);
+        check("a.b.c", None);
+        check("\"a", None);
+        check(".b", None);
+        check("a.", None);
+    }
+
+    #[test]
+    fn names_are_quoted() {
+        let table = TableName {
+            schema: "public".into(),
+            name: "x\"; DROP TABLE y; --".into(),
+        };
+        let sql = create_sql("My-Pub", &[table]);
+        assert!(
+            sql.starts_with("CREATE PUBLICATION \"My-Pub\" FOR TABLE "),
+            "{sql}"
+        );
+        assert!(sql.contains("\"x\"\"; DROP TABLE y; --\""), "{sql}");
+    }
+}
