@@ -50,3 +50,34 @@ pub enum LocalError {
     #[error("{0}")]
     Store(String),
 }
+
+/// Shorthand for an [`LocalError::Io`].
+pub(crate) fn io(what: &'static str, path: &std::path::Path, source: std::io::Error) -> LocalError {
+    LocalError::Io {
+        what,
+        path: path.to_owned(),
+        source,
+    }
+}
+
+/// Runs a helper program to its end and returns what it printed; failure carries what it said.
+pub(crate) fn run(command: &mut std::process::Command) -> Result<String, LocalError> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let output = command
+        .stdin(std::process::Stdio::null())
+        .output()
+        .map_err(|source| io("run", std::path::Path::new(&program), source))?;
+    finished(&program, &output)
+}
+
+/// The standard output of a program that succeeded, or the error that it made.
+pub(crate) fn finished(program: &str, output: &std::process::Output) -> Result<String, LocalError> {
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    Err(LocalError::Tool {
+        program: program.to_owned(),
+        status: output.status.to_string(),
+        output: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+    })
+}

@@ -3,13 +3,21 @@
 //!
 //! Everything here is synchronous and never talks SQL or NATS by itself beyond asking a server
 //! whether it is up. A server started here never outlives the process that started it, whatever
-//! ends that process; the one exception is the embedded broker, whose store
-//! must survive and whose left-over process is adopted or ended at the next start.
+//! ends that process; the one exception is the embedded broker, whose store must survive and whose
+//! left-over process is adopted or ended at the next start.
 
+mod account;
+mod binaries;
 mod error;
 mod nats;
+mod port;
 mod postgres;
+mod probe;
+mod process;
+mod template;
+mod watchdog;
 
+pub use binaries::{nats_server, postgres_bin};
 pub use error::LocalError;
 pub use nats::{NatsOptions, NatsServer};
 pub use postgres::{PostgresOptions, PostgresServer, StopMode, TlsFiles};

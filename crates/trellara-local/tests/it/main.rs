@@ -1,0 +1,4 @@
+//! Real servers: they start, survive what they must, and leave nothing behind.
+
+mod nats;
+mod postgres;
