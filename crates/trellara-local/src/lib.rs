@@ -14,10 +14,12 @@ mod port;
 mod postgres;
 mod probe;
 mod process;
+pub mod shared;
 mod template;
 mod watchdog;
 
 pub use binaries::{nats_server, postgres_bin};
 pub use error::LocalError;
 pub use nats::{NatsOptions, NatsServer};
-pub use postgres::{PostgresOptions, PostgresServer, StopMode, TlsFiles};
+pub use port::free as free_port;
+pub use postgres::{PostgresOptions, PostgresServer, StopMode, TlsFiles, psql};

@@ -32,6 +32,9 @@ pub struct NatsOptions {
     pub sync_always: bool,
     /// Where the store is; absent, a temporary one that ends with the server.
     pub store_dir: Option<PathBuf>,
+    /// What streams may reserve in all, bytes. The server counts each stream's `max_bytes` against
+    /// it whether used or not, so the default is more than the disk has.
+    pub max_store_bytes: u64,
     /// Lines appended to the configuration file as they are.
     pub extra_config: String,
     /// User and password that clients must give.
@@ -45,6 +48,7 @@ impl Default for NatsOptions {
             max_payload: 1024 * 1024,
             sync_always: false,
             store_dir: None,
+            max_store_bytes: 1 << 40,
             extra_config: String::new(),
             auth: None,
         }
@@ -223,12 +227,13 @@ impl NatsServer {
         let mut text = format!(
             "listen: \"127.0.0.1:{}\"\nhttp: \"127.0.0.1:{}\"\n\
              server_name: \"trellara_{}\"\nmax_payload: {}\n\
-             jetstream {{ store_dir: \"{}\", sync_interval: {sync} }}\n",
+             jetstream {{ store_dir: \"{}\", max_file_store: {}, sync_interval: {sync} }}\n",
             self.port,
             self.monitor,
             self.port,
             options.max_payload,
             quoted(&self.store.to_string_lossy()),
+            options.max_store_bytes,
         );
         if let Some((user, password)) = &options.auth {
             text.push_str(&format!(

@@ -16,7 +16,7 @@ const ATTEMPTS: usize = 200;
 
 /// A port that nobody listens on at this moment. Somebody else may take it before the caller
 /// does, so the caller tries again with another one when its server says "address in use".
-pub(crate) fn free() -> Result<u16, LocalError> {
+pub fn free() -> Result<u16, LocalError> {
     let mut random = rand::rng();
     let mut last = None;
     for _ in 0..ATTEMPTS {

@@ -2,3 +2,4 @@
 
 mod nats;
 mod postgres;
+mod watchdog;
