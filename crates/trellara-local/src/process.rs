@@ -99,7 +99,7 @@ impl Process {
     pub(crate) fn kill_all(&mut self) -> Result<(), LocalError> {
         let Some(pid) = self.pid() else { return Ok(()) };
         // Stopped first, so that it cannot start another one while we look.
-        send(pid, Signal::SIGSTOP)?;
+        freeze(pid)?;
         let children = children(pid);
         send(pid, Signal::SIGKILL)?;
         for &child in &children {
@@ -145,6 +145,21 @@ pub(crate) fn send(pid: u32, signal: Signal) -> Result<(), LocalError> {
             errno.into(),
         )),
     }
+}
+
+/// Stops a process and returns when it has stopped: the signal alone may arrive a little later.
+fn freeze(pid: u32) -> Result<(), LocalError> {
+    const LIMIT: Duration = Duration::from_secs(5);
+    send(pid, Signal::SIGSTOP)?;
+    let deadline = Instant::now() + LIMIT;
+    // A process in an uninterruptible wait on the disk stops when that ends, and does nothing
+    // else before.
+    while stat(pid).is_some_and(|(state, _)| state == 'R' || state == 'S')
+        && Instant::now() < deadline
+    {
+        std::thread::yield_now();
+    }
+    Ok(())
 }
 
 /// Whether the process exists and is not merely waiting to be reaped.

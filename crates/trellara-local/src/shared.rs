@@ -21,7 +21,7 @@ pub fn start_postgres(version: u32) -> Result<PostgresServer, LocalError> {
     let options = PostgresOptions::version(version)
         .with("max_connections", "300")
         .with("max_wal_senders", "60")
-        .with("max_replication_slots", "120");
+        .with("max_replication_slots", "300");
     PostgresServer::start(&options)
 }
 
