@@ -1,1 +1,12 @@
-//! Placeholder.
+//! Development only: real servers, cuttable proxies, seeded loads, and checkers that share no code
+//! with what they check.
+
+pub mod broker;
+pub mod compare;
+pub mod daemon;
+pub mod flow;
+pub mod fresh;
+pub mod ground;
+pub mod oracle;
+pub mod proxy;
+pub mod soak;

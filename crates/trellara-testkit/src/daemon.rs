@@ -1,0 +1,172 @@
+//! The shipped binary as a child process: started, killed, read.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// The `trellara` binary under test: `TRELLARA_BIN`, or the one built beside the test binary.
+pub fn binary() -> PathBuf {
+    if let Some(path) = std::env::var_os("TRELLARA_BIN") {
+        return path.into();
+    }
+    let test = std::env::current_exe().expect("the test binary has a path");
+    test.ancestors()
+        .skip(1)
+        .map(|folder| folder.join("trellara"))
+        .find(|candidate| candidate.is_file())
+        .expect("the trellara binary is built (cargo build -p trellara) or named by TRELLARA_BIN")
+}
+
+/// One running daemon; dropping it kills it.
+#[derive(Debug)]
+pub struct Daemon {
+    child: Child,
+    log: PathBuf,
+    /// Where the log of this run begins in the file that restarts share.
+    log_from: u64,
+}
+
+impl Daemon {
+    /// Starts `trellara --config CONFIG ARGS…`, its log appended to `log`.
+    pub fn start(config: &Path, arguments: &[&str], log: &Path) -> Result<Self> {
+        let file = File::options().create(true).append(true).open(log)?;
+        let log_from = file.metadata()?.len();
+        let child = Command::new(binary())
+            .arg("--config")
+            .arg(config)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(file.try_clone()?)
+            .stderr(file)
+            .spawn()
+            .with_context(|| format!("starting trellara {arguments:?}"))?;
+        Ok(Self {
+            child,
+            log: log.to_owned(),
+            log_from,
+        })
+    }
+
+    /// Process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What this run has logged so far.
+    pub fn log(&self) -> String {
+        let whole = std::fs::read(&self.log).unwrap_or_default();
+        let from = usize::try_from(self.log_from)
+            .unwrap_or(usize::MAX)
+            .min(whole.len());
+        String::from_utf8_lossy(&whole[from..]).into_owned()
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        kill(Pid::from_raw(self.child.id() as i32), signal).context("sending a signal")
+    }
+
+    /// SIGKILL, and waits for the end.
+    pub fn kill(&mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+
+    /// SIGTERM, and waits for the end.
+    pub fn terminate(&mut self, within: Duration) -> Result<ExitStatus> {
+        self.signal(Signal::SIGTERM)?;
+        self.wait(within)
+    }
+
+    /// Waits for the end.
+    pub fn wait(&mut self, within: Duration) -> Result<ExitStatus> {
+        let deadline = Instant::now() + within;
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status);
+            }
+            if Instant::now() > deadline {
+                bail!(
+                    "pid {} did not end within {within:?}; its log:\n{}",
+                    self.pid(),
+                    self.log()
+                );
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Whether it still runs.
+    pub fn is_running(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Peak resident set of the process, bytes (`VmHWM`).
+    pub fn peak_memory_bytes(&self) -> Option<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).ok()?;
+        let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
+        let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+        Some(kib * 1024)
+    }
+
+    /// Waits until the log of this run contains `needle`.
+    pub async fn logged(&mut self, needle: &str, within: Duration) -> Result<()> {
+        let deadline = Instant::now() + within;
+        while !self.log().contains(needle) {
+            if !self.is_running() && !self.log().contains(needle) {
+                bail!("ended without logging {needle:?}; its log:\n{}", self.log());
+            }
+            if Instant::now() > deadline {
+                bail!(
+                    "did not log {needle:?} within {within:?}; its log:\n{}",
+                    self.log()
+                );
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        _ = self.child.kill();
+        _ = self.child.wait();
+    }
+}
+
+/// What a finished command printed.
+#[derive(Debug)]
+pub struct Finished {
+    /// Exit code; −1 when a signal ended it.
+    pub code: i32,
+    /// Standard output.
+    pub stdout: String,
+    /// Standard error.
+    pub stderr: String,
+}
+
+/// Runs `trellara --config CONFIG ARGS…` to its end, within two minutes.
+pub async fn trellara(config: &Path, arguments: &[&str]) -> Result<Finished> {
+    let run = tokio::process::Command::new(binary())
+        .arg("--config")
+        .arg(config)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .output();
+    let output = tokio::time::timeout(Duration::from_secs(120), run)
+        .await
+        .with_context(|| format!("trellara {arguments:?} took more than two minutes"))??;
+    Ok(Finished {
+        code: output.status.code().unwrap_or(-1),
+        stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+    })
+}

@@ -1,0 +1,217 @@
+//! Identifiers, partitions, and tables that change while the flow runs.
+
+use anyhow::{Result, ensure};
+
+use crate::scenario::{WITHIN, carried, prepared, run, started, value};
+
+#[tokio::test]
+async fn b27_truncate() -> Result<()> {
+    for (version, name) in [(15, "b27on15"), (18, "b27on18")] {
+        carried(
+            version,
+            name,
+            &["CREATE TABLE p (id int PRIMARY KEY); CREATE TABLE c (id serial PRIMARY KEY, p int REFERENCES p); CREATE TABLE t (id int PRIMARY KEY)"],
+            &[
+                "INSERT INTO p VALUES (1), (2); INSERT INTO c (p) VALUES (1), (2); INSERT INTO t VALUES (1)",
+                "BEGIN; INSERT INTO t VALUES (2); TRUNCATE t; INSERT INTO t VALUES (3); COMMIT",
+                "TRUNCATE p, c RESTART IDENTITY",
+                "INSERT INTO p VALUES (9); INSERT INTO c (p) VALUES (9)",
+            ],
+        )
+        .await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn b94_mixed_case_publication() -> Result<()> {
+    let schema = "CREATE TABLE t (id int PRIMARY KEY)";
+    let mut flow = prepared(
+        15,
+        "b94",
+        &[schema],
+        &[schema],
+        "source.publication: \"My-Pub, \\\"odd\\\" one\"",
+    )
+    .await?;
+    run(
+        &flow.source_admin,
+        &["CREATE PUBLICATION \"My-Pub, \"\"odd\"\" one\" FOR TABLE t"],
+    )
+    .await?;
+    flow.start().await?;
+    run(
+        &flow.source_admin,
+        &[
+            "INSERT INTO t VALUES (1), (2)",
+            "DELETE FROM t WHERE id = 1",
+        ],
+    )
+    .await?;
+    flow.converges(WITHIN).await
+}
+
+#[tokio::test]
+async fn b95_identifiers_that_need_quotes() -> Result<()> {
+    let long = "l".repeat(63);
+    let schema = [
+        r#"CREATE SCHEMA "Weird.Sch""ema""#.to_owned(),
+        r#"CREATE TABLE "Weird.Sch""ema"."select * > é 😀" ("User" int PRIMARY KEY, "a""b" text, "order" int, "имя" text, "with space" int, "x'); drop table t; --" int)"#.to_owned(),
+        format!("CREATE TABLE {long} (id int PRIMARY KEY)"),
+        r#"CREATE TABLE "$1" (id int PRIMARY KEY, "$2" text)"#.to_owned(),
+    ];
+    let schema: Vec<&str> = schema.iter().map(String::as_str).collect();
+    let mut flow = prepared(
+        15,
+        "b95",
+        &schema,
+        &schema,
+        "source.tables: [\"public.*\", \"Weird.Sch\\\"ema.*\"]",
+    )
+    .await?;
+    flow.start().await?;
+    run(
+        &flow.source_admin,
+        &[
+            r#"INSERT INTO "Weird.Sch""ema"."select * > é 😀" VALUES (1, 'a', 2, 'б', 3, 4), (2, NULL, NULL, NULL, NULL, NULL)"#,
+            r#"UPDATE "Weird.Sch""ema"."select * > é 😀" SET "a""b" = 'c', "x'); drop table t; --" = 7 WHERE "User" = 1"#,
+            r#"DELETE FROM "Weird.Sch""ema"."select * > é 😀" WHERE "User" = 2"#,
+            &format!("INSERT INTO {long} VALUES (1), (2)"),
+            &format!("TRUNCATE {long}"),
+            r#"INSERT INTO "$1" VALUES (1, 'x'); UPDATE "$1" SET "$2" = 'y'"#,
+        ],
+    )
+    .await?;
+    flow.converges(WITHIN).await
+}
+
+#[tokio::test]
+async fn b100_tables_that_change_in_mid_transaction() -> Result<()> {
+    // The target has every column already, in another order, and a dropped one of its own.
+    let mut flow = prepared(
+        15,
+        "b100",
+        &["CREATE TABLE d (id int PRIMARY KEY, a int, b int)"],
+        &["CREATE TABLE d (z text, gone int, b int, id int PRIMARY KEY, a int, bb int); ALTER TABLE d DROP gone"],
+        "",
+    )
+    .await?;
+    flow.start().await?;
+    run(
+        &flow.source_admin,
+        &[
+            "INSERT INTO d VALUES (1, 1, 1)",
+            "BEGIN; INSERT INTO d (id, b) VALUES (5, 5); ALTER TABLE d ADD COLUMN z int; INSERT INTO d (id, b, z) VALUES (6, 6, 6);
+             ALTER TABLE d ALTER COLUMN z TYPE text; INSERT INTO d (id, b, z) VALUES (7, 7, 't'); COMMIT",
+            "ALTER TABLE d DROP COLUMN a; ALTER TABLE d RENAME COLUMN b TO bb; INSERT INTO d (id, bb) VALUES (8, 8)",
+        ],
+    )
+    .await?;
+    flow.caught_up(WITHIN).await?;
+    let rows = value(
+        &flow.target_admin,
+        "SELECT string_agg(concat_ws('/', id, a, b, z, bb), ' ' ORDER BY id) FROM d",
+    )
+    .await?;
+    ensure!(rows == "1/1/1 5/5 6/6/6 7/7/t 8/8", "{rows}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn b100_a_missing_target_column_holds_until_it_is_added() -> Result<()> {
+    let mut flow = started(15, "b100held", &["CREATE TABLE d (id int PRIMARY KEY)"], "").await?;
+    run(
+        &flow.source_admin,
+        &[
+            "INSERT INTO d VALUES (1)",
+            "ALTER TABLE d ADD COLUMN extra text",
+            "INSERT INTO d VALUES (2, 'x')",
+        ],
+    )
+    .await?;
+    flow.applier
+        .as_mut()
+        .expect("it was started")
+        .logged("SCHEMA", WITHIN)
+        .await?;
+    ensure!(
+        flow.applier
+            .as_ref()
+            .expect("it was started")
+            .log()
+            .contains("extra"),
+        "the column is named"
+    );
+    ensure!(value(&flow.target_admin, "SELECT count(*) FROM d").await? == "1");
+    run(&flow.target_admin, &["ALTER TABLE d ADD COLUMN extra text"]).await?;
+    flow.converges(WITHIN).await
+}
+
+#[tokio::test]
+async fn partitions_by_leaf_with_rows_that_move() -> Result<()> {
+    for (version, name) in [(15, "parts15"), (18, "parts18")] {
+        carried(
+            version,
+            name,
+            &["CREATE TABLE pt (id int PRIMARY KEY, k int) PARTITION BY RANGE (id);
+               CREATE TABLE pt1 PARTITION OF pt FOR VALUES FROM (0) TO (100); CREATE TABLE pt2 PARTITION OF pt FOR VALUES FROM (100) TO (200)"],
+            &["INSERT INTO pt VALUES (1, 1), (150, 1)", "UPDATE pt SET id = 160 WHERE id = 1", "UPDATE pt SET k = 5", "DELETE FROM pt WHERE id = 150"],
+        )
+        .await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn partitions_by_root_into_an_ordinary_table() -> Result<()> {
+    let mut flow = prepared(
+        15,
+        "partsroot",
+        &["CREATE TABLE pt (id int PRIMARY KEY, k int) PARTITION BY RANGE (id);
+           CREATE TABLE pt1 PARTITION OF pt FOR VALUES FROM (0) TO (100); CREATE TABLE pt2 PARTITION OF pt FOR VALUES FROM (100) TO (200)"],
+        &["CREATE TABLE pt (id int PRIMARY KEY, k int)"],
+        "source.partitions: root",
+    )
+    .await?;
+    flow.start().await?;
+    run(
+        &flow.source_admin,
+        &[
+            "INSERT INTO pt VALUES (1, 1), (150, 1)",
+            "UPDATE pt SET id = 160 WHERE id = 1",
+            "TRUNCATE pt",
+            "INSERT INTO pt VALUES (7, 7)",
+        ],
+    )
+    .await?;
+    flow.converges(WITHIN).await
+}
+
+#[tokio::test]
+async fn generated_columns_are_left_to_the_target() -> Result<()> {
+    let mut flow = prepared(
+        15,
+        "generated",
+        &["CREATE TABLE g (id int PRIMARY KEY, b int, s int GENERATED ALWAYS AS (b * 2) STORED)"],
+        &["CREATE TABLE g (id int PRIMARY KEY, s int GENERATED ALWAYS AS (b * 2) STORED, b int, local text DEFAULT 'mine')"],
+        "",
+    )
+    .await?;
+    flow.start().await?;
+    run(
+        &flow.source_admin,
+        &[
+            "INSERT INTO g VALUES (1, 5), (2, 6)",
+            "UPDATE g SET b = 50 WHERE id = 1",
+        ],
+    )
+    .await?;
+    flow.caught_up(WITHIN).await?;
+    let rows = value(
+        &flow.target_admin,
+        "SELECT string_agg(concat_ws('/', id, b, s, local), ' ' ORDER BY id) FROM g",
+    )
+    .await?;
+    ensure!(rows == "1/50/100/mine 2/6/12/mine", "{rows}");
+    Ok(())
+}
