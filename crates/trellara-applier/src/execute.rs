@@ -4,12 +4,22 @@
 //! (A6). This module never begins, commits or rolls back: the caller sends COMMIT only after
 //! [`Executor::flush`] has returned `Ok`, and rolls back after any error (C31).
 
+mod deferred;
 mod error;
+mod pipeline;
+mod statements;
+
+use std::sync::Arc;
 
 use tokio_postgres::Client;
-use trellara_pgoutput::{Message, RelationMap};
+use trellara_envelope::Oid;
+use trellara_pgoutput::{Message, Relation, RelationMap};
 
+pub(crate) use self::error::Place;
 pub use self::error::{ApplyError, ApplyErrorKind};
+use self::pipeline::Pipeline;
+pub(crate) use self::statements::Statements;
+use crate::plan::{Change, Planner};
 use crate::target::Catalog;
 
 /// Settings an apply session needs, beyond [`trellara_postgres::SESSION_SETTINGS`]; to be given
@@ -45,7 +55,10 @@ pub struct ExecutorOptions {
 
 impl Default for ExecutorOptions {
     fn default() -> Self {
-        Self { role_replica: true, set_wise: true }
+        Self {
+            role_replica: true,
+            set_wise: true,
+        }
     }
 }
 
@@ -58,24 +71,51 @@ pub struct Applied {
     pub statements: u64,
 }
 
-/// Applies changes in one open target transaction.
+/// Applies changes in one open target transaction, which must have no savepoints.
+///
+/// An error of a change may be answered only when later ones, or [`Executor::flush`], are asked
+/// for; after the first one everything else fails with it.
 pub struct Executor<'c> {
     client: &'c Client,
     catalog: &'c mut Catalog,
-    options: ExecutorOptions,
-    applied: Applied,
+    planner: Planner,
+    pipeline: Pipeline<'c>,
+    changes: u64,
+    prologue: Prologue,
+    failed: Option<ApplyError>,
+}
+
+/// Whether what must come before the first change was sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Prologue {
+    Due,
+    Done,
 }
 
 impl<'c> Executor<'c> {
     /// An executor for the target transaction that is open on `client`. The catalogue belongs to
     /// that session and outlives the transaction.
     pub fn new(client: &'c Client, catalog: &'c mut Catalog, options: ExecutorOptions) -> Self {
-        Self { client, catalog, options, applied: Applied::default() }
+        Self {
+            client,
+            catalog,
+            planner: Planner::new(options.role_replica, options.set_wise),
+            pipeline: Pipeline::new(client),
+            changes: 0,
+            prologue: if options.role_replica {
+                Prologue::Done
+            } else {
+                Prologue::Due
+            },
+            failed: None,
+        }
     }
 
     /// Says that the changes from here on belong to the next source transaction; errors count
     /// changes within theirs. Not needed before the first.
-    pub fn next_transaction(&mut self) {}
+    pub fn next_transaction(&mut self) {
+        self.planner.next_transaction();
+    }
 
     /// Takes one surviving message. Changes are sent at once or gathered with others like them;
     /// messages that change no row do nothing.
@@ -88,8 +128,9 @@ impl<'c> Executor<'c> {
         message: &Message<'_>,
         relations: &RelationMap,
     ) -> Result<(), ApplyError> {
-        std::future::ready((message, relations, self.client, &self.catalog, self.options)).await;
-        Err(ApplyError::new(ApplyErrorKind::Unknown, "not available yet"))
+        self.not_failed()?;
+        let taken = self.take(message, relations).await;
+        self.settle(taken).await
     }
 
     /// Sends what was gathered and waits until every change has been counted; for the end of a
@@ -99,8 +140,9 @@ impl<'c> Executor<'c> {
     /// # Errors
     /// As [`Executor::apply_message`].
     pub async fn drain(&mut self) -> Result<(), ApplyError> {
-        std::future::ready(()).await;
-        Err(ApplyError::new(ApplyErrorKind::Unknown, "not available yet"))
+        self.not_failed()?;
+        let drained = self.send_all().await;
+        self.settle(drained).await
     }
 
     /// Ends the work: sends what was gathered, waits until every change has been counted, and
@@ -111,6 +153,168 @@ impl<'c> Executor<'c> {
     /// As [`Executor::apply_message`].
     pub async fn flush(&mut self) -> Result<Applied, ApplyError> {
         self.drain().await?;
-        Ok(self.applied)
+        let checked = self.check_deferred().await;
+        self.settle(checked).await?;
+        Ok(Applied {
+            changes: self.changes,
+            statements: self.pipeline.sent(),
+        })
     }
+
+    async fn take(
+        &mut self,
+        message: &Message<'_>,
+        relations: &RelationMap,
+    ) -> Result<(), ApplyError> {
+        match message {
+            Message::Insert { relation, new, .. } => {
+                self.change(*relation, relations, Change::Insert { new: *new })
+                    .await
+            }
+            Message::Update {
+                relation, old, new, ..
+            } => {
+                self.change(
+                    *relation,
+                    relations,
+                    Change::Update {
+                        old: *old,
+                        new: *new,
+                    },
+                )
+                .await
+            }
+            Message::Delete { relation, old, .. } => {
+                self.change(*relation, relations, Change::Delete { old: *old })
+                    .await
+            }
+            Message::Truncate {
+                relations: oids,
+                options,
+                ..
+            } => {
+                self.truncate(*oids, relations, options.restart_identity)
+                    .await
+            }
+            Message::Begin { .. }
+            | Message::Commit { .. }
+            | Message::Origin { .. }
+            | Message::Relation(_)
+            | Message::Type(_)
+            | Message::Logical(_)
+            | Message::StreamStart { .. }
+            | Message::StreamStop
+            | Message::StreamCommit { .. }
+            | Message::StreamAbort { .. } => Ok(()),
+        }
+    }
+
+    async fn change(
+        &mut self,
+        relation: Oid,
+        relations: &RelationMap,
+        change: Change<'_>,
+    ) -> Result<(), ApplyError> {
+        self.changes += 1;
+        let place = self.planner.count();
+        let large = async {
+            let relation = described(relation, relations)?;
+            let mapping = self
+                .catalog
+                .mapping(self.client, relation, relations)
+                .await?;
+            self.planner.change(&mapping, &change)
+        };
+        let large = large.await.map_err(|error| error.at(place, 1))?;
+        self.send_ready().await?;
+        match large {
+            Some(step) => {
+                self.pipeline
+                    .run_alone(&mut self.catalog.statements, step)
+                    .await
+            }
+            None => Ok(()),
+        }
+    }
+
+    async fn truncate(
+        &mut self,
+        oids: trellara_pgoutput::Oids<'_>,
+        relations: &RelationMap,
+        restart_identity: bool,
+    ) -> Result<(), ApplyError> {
+        self.changes += 1;
+        let place = self.planner.count();
+        let mut tables = Vec::new();
+        for oid in oids {
+            let table = async {
+                let relation = described(oid, relations)?;
+                self.catalog
+                    .existing(self.client, relation, relations)
+                    .await
+            };
+            tables.push(table.await.map_err(|error| error.at(place, 1))?);
+        }
+        self.planner.truncate(&tables, restart_identity);
+        self.send_ready().await
+    }
+
+    async fn send_all(&mut self) -> Result<(), ApplyError> {
+        self.planner.emit_all();
+        self.send_ready().await?;
+        self.pipeline.drain().await
+    }
+
+    async fn send_ready(&mut self) -> Result<(), ApplyError> {
+        let ready = self.planner.take_ready();
+        if !ready.is_empty() && self.prologue == Prologue::Due {
+            // A statement that moves keys one by one must not stop where the source's did not.
+            let deferred = self
+                .client
+                .batch_execute("SET CONSTRAINTS ALL DEFERRED")
+                .await;
+            deferred.map_err(|error| ApplyError::from_server(&error))?;
+            self.prologue = Prologue::Done;
+        }
+        for step in ready {
+            self.pipeline
+                .send(&mut self.catalog.statements, step)
+                .await?;
+        }
+        Ok(())
+    }
+
+    async fn check_deferred(&mut self) -> Result<(), ApplyError> {
+        for touched in self.planner.touched().tables() {
+            deferred::check(self.client, touched).await?;
+        }
+        Ok(())
+    }
+
+    fn not_failed(&self) -> Result<(), ApplyError> {
+        self.failed.clone().map_or(Ok(()), Err)
+    }
+
+    /// Keeps the first error in the order of the changes, and forgets what it may have come from.
+    async fn settle(&mut self, result: Result<(), ApplyError>) -> Result<(), ApplyError> {
+        let Err(error) = result else { return Ok(()) };
+        let error = if self.pipeline.has_failed() {
+            error
+        } else {
+            // What was sent before may have failed first, and be the reason for this one.
+            self.pipeline.drain().await.err().unwrap_or(error)
+        };
+        if error.kind == ApplyErrorKind::Schema || matches!(&*error.sqlstate, "26000" | "0A000") {
+            self.catalog.forget();
+        }
+        self.failed = Some(error.clone());
+        Err(error)
+    }
+}
+
+fn described(relation: Oid, relations: &RelationMap) -> Result<&Arc<Relation>, ApplyError> {
+    relations.get(relation).ok_or_else(|| {
+        let message = format!("a change of relation {relation}, which was not described before");
+        ApplyError::new(ApplyErrorKind::Corrupt, message)
+    })
 }

@@ -213,17 +213,28 @@ mod tests {
 
     #[test]
     fn a_refused_value_is_not_repeated() {
-        let refused = fault("22P02", "invalid input syntax for type integer: \"sec\"ret\"");
-        assert_eq!(without_values(&refused), "invalid input syntax for type integer: \"…\"");
+        let refused = fault(
+            "22P02",
+            "invalid input syntax for type integer: \"sec\"ret\"",
+        );
+        assert_eq!(
+            without_values(&refused),
+            "invalid input syntax for type integer: \"…\""
+        );
         let raised = fault("P0001", "secret");
         assert!(!without_values(&raised).contains("secret"));
-        let named = fault("23505", "duplicate key value violates unique constraint \"k\"");
+        let named = fault(
+            "23505",
+            "duplicate key value violates unique constraint \"k\"",
+        );
         assert!(without_values(&named).contains("\"k\""));
     }
 
     #[test]
     fn b114_passing_faults_are_never_the_rows() {
-        for code in ["40P01", "55P03", "53300", "53100", "57P01", "25006", "40001", "57014", ""] {
+        for code in [
+            "40P01", "55P03", "53300", "53100", "57P01", "25006", "40001", "57014", "",
+        ] {
             if code.is_empty() {
                 continue;
             }
