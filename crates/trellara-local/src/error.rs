@@ -46,7 +46,13 @@ pub enum LocalError {
         /// What the system answered.
         source: std::io::Error,
     },
-    /// The store of an embedded broker is in use or cannot be trusted.
+    /// Another process supervises this store; only one may.
+    #[error("another `trellara run` is active on the store {}", store_dir.display())]
+    StoreInUse {
+        /// The store's folder.
+        store_dir: PathBuf,
+    },
+    /// A folder or file of ours cannot be trusted or used; the text says why and what to do.
     #[error("{0}")]
     Store(String),
 }

@@ -8,6 +8,7 @@
 
 mod account;
 mod binaries;
+pub mod embedded;
 mod error;
 mod nats;
 mod port;

@@ -1,7 +1,7 @@
 //! One server process and the processes that it started.
 
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Child, ChildStderr, Command, ExitStatus};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ pub(crate) const POLL: Duration = Duration::from_millis(5);
 pub(crate) struct Process {
     name: String,
     child: Option<Child>,
-    watchdog: Watchdog,
+    watchdog: Option<Watchdog>,
 }
 
 impl Process {
@@ -30,11 +30,27 @@ impl Process {
         signal: &str,
         folder: Option<&Path>,
     ) -> Result<Self, LocalError> {
+        let watchdog = Some(Watchdog::start(signal, folder)?);
         Ok(Self {
             name,
             child: None,
-            watchdog: Watchdog::start(signal, folder)?,
+            watchdog,
         })
+    }
+
+    /// As [`Process::guarded`], but without a guard where there is no shell to be one: for a
+    /// server whose left-over process is found by other means.
+    pub(crate) fn guarded_where_possible(name: String, signal: &str) -> Self {
+        Self {
+            name,
+            child: None,
+            watchdog: Watchdog::start(signal, None).ok(),
+        }
+    }
+
+    /// Takes the pipe with the server's standard error, when it was started with one.
+    pub(crate) fn take_stderr(&mut self) -> Option<ChildStderr> {
+        self.child.as_mut()?.stderr.take()
     }
 
     /// Starts the server.
@@ -45,8 +61,17 @@ impl Process {
             .map_err(|source| io("run", Path::new(&program), source))?;
         let pid = child.id();
         self.child = Some(child);
-        self.watchdog.guard(Some(pid))?;
+        self.guard(Some(pid));
         Ok(pid)
+    }
+
+    /// Tells the watchdog; one that somebody killed is done without from then on.
+    fn guard(&mut self, pid: Option<u32>) {
+        let told = self.watchdog.as_mut().map(|watchdog| watchdog.guard(pid));
+        if let Some(Err(error)) = told {
+            tracing::warn!(%error, server = self.name, "the watchdog is gone");
+            self.watchdog = None;
+        }
     }
 
     /// Its id, while it runs.
@@ -64,7 +89,7 @@ impl Process {
             .map_err(|source| io("wait for", Path::new(&self.name), source))?;
         if status.is_some() {
             self.child = None;
-            self.watchdog.guard(None)?;
+            self.guard(None);
         }
         Ok(status)
     }
@@ -177,6 +202,34 @@ fn children(pid: u32) -> Vec<u32> {
         .filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok())
         .filter(|&candidate| stat(candidate).is_some_and(|(_, parent)| parent == pid))
         .collect()
+}
+
+/// The command line of a process, with its arguments as they were given.
+pub(crate) fn command_line(pid: u32) -> Vec<String> {
+    let bytes = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let arguments = bytes
+        .split(|&byte| byte == 0)
+        .filter(|argument| !argument.is_empty());
+    arguments
+        .map(|argument| String::from_utf8_lossy(argument).into_owned())
+        .collect()
+}
+
+/// Ends a process that is not our child: asks first, insists after `patience`.
+pub(crate) fn end_stranger(pid: u32, patience: Duration) -> Result<(), LocalError> {
+    for signal in [Signal::SIGTERM, Signal::SIGKILL] {
+        send(pid, signal)?;
+        send(pid, Signal::SIGCONT)?;
+        let deadline = Instant::now() + patience;
+        while alive(pid) && Instant::now() < deadline {
+            sleep(POLL);
+        }
+        if !alive(pid) {
+            return Ok(());
+        }
+    }
+    let stubborn = std::io::Error::other("it does not end");
+    Err(io("end process", Path::new(&pid.to_string()), stubborn))
 }
 
 /// State letter and parent from `/proc/<pid>/stat`; the name in it may hold anything, so what
