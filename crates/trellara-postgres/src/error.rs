@@ -14,6 +14,15 @@ pub struct ConnectStringError {
     pub hint: String,
 }
 
+impl ConnectStringError {
+    pub(crate) fn new(reason: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self {
+            reason: reason.into(),
+            hint: hint.into(),
+        }
+    }
+}
+
 /// Why no session could be had.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ConnectErrorKind {
@@ -48,7 +57,7 @@ pub struct ConnectError {
     /// What to check next.
     pub hint: String,
     /// What the server said, when it did.
-    pub fault: Option<Fault>,
+    pub fault: Option<Box<Fault>>,
 }
 
 impl ConnectError {
@@ -75,7 +84,7 @@ impl ConnectError {
 pub enum QueryError {
     /// The server refused; the connection goes on.
     #[error("{} ({})", .0.message, .0.sqlstate)]
-    Server(Fault),
+    Server(Box<Fault>),
     /// The connection is gone.
     #[error("connection lost: {0}")]
     Connection(#[source] io::Error),

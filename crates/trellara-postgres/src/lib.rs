@@ -6,21 +6,32 @@
 //! the replication stream too. This crate never reads environment variables, knows nothing of
 //! flows, and states facts about errors ([`sqlstate`]) without deciding what follows from them.
 
+mod certificate;
+mod connect;
+mod conninfo;
 mod error;
 mod fault;
 mod options;
+mod passfile;
 pub mod position;
 pub mod quote;
+mod replay;
 mod replication;
+mod resolve;
+mod service;
 mod session;
 pub mod settle;
+mod socket;
 pub mod sqlstate;
+mod startup;
 mod stream;
+mod tls;
+mod wire;
 
 pub use error::{ConnectError, ConnectErrorKind, ConnectStringError, QueryError};
 pub use fault::{Fault, fault};
-pub use options::{ConnectOptions, Environment, Host, SESSION_SETTINGS};
+pub use options::{ConnectOptions, DEAD_CLIENT_SETTINGS, Environment, Host, SESSION_SETTINGS};
 pub use position::insert_position;
 pub use replication::{CreatedSlot, IdentifySystem, ReplicationConnection, Row, SnapshotAction};
-pub use session::{Notification, ServerVersion, Session};
+pub use session::{CancelHandle, Notification, ServerVersion, Session};
 pub use stream::{CopyBoth, CopyReader, CopyWriter, ServerMessage};
