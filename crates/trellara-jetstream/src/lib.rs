@@ -8,8 +8,14 @@
 //! create again a stream that is gone.
 
 mod broker;
+mod connect;
+mod delivery;
 mod error;
+mod mending;
 mod options;
+mod pull;
+mod replies;
+mod version;
 
 pub mod consume;
 pub mod monitor;
@@ -18,6 +24,7 @@ pub mod read;
 pub mod topology;
 pub mod trim;
 
-pub use broker::{Broker, BrokerEvent, CoreMessage, CoreSubscription, ServerVersion, Support};
+pub use broker::{Broker, BrokerEvent, Connection, CoreMessage, CoreSubscription};
 pub use error::{BrokerError, BrokerErrorKind};
 pub use options::{Credentials, NatsOptions, TlsOptions};
+pub use version::{ServerVersion, Support};

@@ -2,13 +2,29 @@
 
 /// Reads `sync_always` from the body of `/varz`: true when every write is fsynced before it is
 /// acknowledged, `None` when the body is not what a NATS server with JetStream answers.
+///
+/// `sync_interval` beside it keeps saying two minutes even then, and `sync_always` is absent when
+/// it is off.
 pub fn sync_always(varz: &str) -> Option<bool> {
     let varz: serde_json::Value = serde_json::from_str(varz).ok()?;
     let config = varz.get("jetstream")?.get("config")?;
-    Some(
-        config
-            .get("sync_always")
-            .and_then(serde_json::Value::as_bool)
-            .unwrap_or(false),
-    )
+    let always = config
+        .get("sync_always")
+        .and_then(serde_json::Value::as_bool);
+    Some(always.unwrap_or(false))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn absent_means_off_and_no_jetstream_means_unknown() {
+        let on = r#"{"jetstream":{"config":{"sync_interval":120000000000,"sync_always":true}}}"#;
+        let off = r#"{"jetstream":{"config":{"sync_interval":120000000000}}}"#;
+        assert_eq!(sync_always(on), Some(true));
+        assert_eq!(sync_always(off), Some(false));
+        assert_eq!(sync_always(r#"{"jetstream":{}}"#), None);
+        assert_eq!(sync_always("<html>"), None);
+    }
 }

@@ -1,10 +1,22 @@
 //! Publishing into a stream: at once, in call order, with an answer that may be "unknown".
 
-use bytes::Bytes;
 use std::future::Future;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use async_nats::header::{HeaderName, HeaderValue};
+use async_nats::{HeaderMap, Message, StatusCode};
+use bytes::Bytes;
+use serde::Deserialize;
+use tokio::time::Instant;
 use trellara_envelope::StreamSequence;
 
-use crate::{Broker, BrokerError, BrokerErrorKind};
+use crate::Broker;
+use crate::broker::NotSent;
+use crate::error::{ApiError, code};
+use crate::replies::{NoAnswer, Waiting};
 
 /// One message to store.
 #[derive(Debug, Clone)]
@@ -94,30 +106,251 @@ pub enum UnknownReason {
 
 /// Publishes into one stream.
 #[derive(Clone, Debug)]
-pub struct Publisher {}
+pub struct Publisher {
+    broker: Broker,
+    stream: Arc<str>,
+    in_flight: Arc<AtomicUsize>,
+}
 
 impl Publisher {
-    /// How long an answer is waited for. The default of 5 s fires on a slow disk although the
-    /// message is stored.
-    pub const ACK_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(30);
+    /// How long an answer is waited for. The usual 5 s fire on a slow disk although the message
+    /// is stored.
+    pub const ACK_TIMEOUT: Duration = Duration::from_secs(30);
     /// Publishes without an answer that may exist at once. A window in bytes is the caller's duty.
     pub const MAX_IN_FLIGHT: usize = 8192;
 
-    /// Prepares publishing into `stream` (subscribes to the answers).
-    #[allow(clippy::unused_async)]
-    pub async fn new(_broker: &Broker, _stream: &str) -> Result<Self, BrokerError> {
-        Err(BrokerError::new(
-            BrokerErrorKind::Passing,
-            "publish",
-            "not yet",
-        ))
+    /// Prepares publishing into `stream`; nothing is sent yet.
+    pub fn new(broker: &Broker, stream: &str) -> Self {
+        Publisher {
+            broker: broker.clone(),
+            stream: stream.into(),
+            in_flight: Arc::default(),
+        }
+    }
+
+    /// Publishes that still wait for their answer.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.load(Ordering::Relaxed)
     }
 
     /// Hands the message to the connection before it returns, in the order of the calls; the
-    /// future only waits for the answer, and may be dropped.
-    pub fn publish(&self, _message: Outgoing) -> impl Future<Output = Outcome> + Send + 'static {
-        std::future::ready(Outcome::Unknown {
+    /// future only waits for the answer, and may be dropped (the message is then still sent).
+    ///
+    /// After anything but `Stored` the messages behind it are refused by their expected sequence,
+    /// so the stream never gets a hole; ask it for its end and go on from there.
+    pub fn publish(&self, message: Outgoing) -> impl Future<Output = Outcome> + Send + 'static {
+        let sent = self.send(message);
+        let deadline = Instant::now() + Self::ACK_TIMEOUT;
+        async move {
+            match sent {
+                // The guard lives until the answer is there.
+                Ok((waiting, _guard)) => outcome(waiting.until(deadline).await),
+                Err(outcome) => outcome,
+            }
+        }
+    }
+
+    fn send(&self, message: Outgoing) -> Result<(Waiting, InFlight), Outcome> {
+        let guard = InFlight::enter(&self.in_flight).ok_or(Outcome::Unknown {
+            reason: UnknownReason::TooManyInFlight,
+        })?;
+        let headers = self
+            .headers(&message)
+            .map_err(|text| Outcome::Refused { code: 0, text })?;
+        let sent = self
+            .broker
+            .ask(&message.subject, Some(headers), message.payload);
+        let waiting = sent.map_err(|why| match why {
+            NotSent::Disconnected => Outcome::Unknown {
+                reason: UnknownReason::Disconnected,
+            },
+            NotSent::QueueFull => Outcome::Unknown {
+                reason: UnknownReason::TooManyInFlight,
+            },
+            NotSent::TooLarge { limit } => Outcome::TooLarge { limit: Some(limit) },
+            NotSent::Invalid(text) => Outcome::Refused { code: 0, text },
+        })?;
+        Ok((waiting, guard))
+    }
+
+    fn headers(&self, message: &Outgoing) -> Result<HeaderMap, String> {
+        let mut headers = HeaderMap::new();
+        headers.insert(
+            async_nats::header::NATS_EXPECTED_LAST_SEQUENCE,
+            HeaderValue::from(message.expected_last.0),
+        );
+        // Without it, expecting 0 would succeed in a stream that somebody made anew.
+        headers.insert(
+            async_nats::header::NATS_EXPECTED_STREAM,
+            value(&self.stream)?,
+        );
+        if let Some(id) = &message.message_id {
+            headers.insert(async_nats::header::NATS_MESSAGE_ID, value(id)?);
+        }
+        for (name, text) in &message.headers {
+            let header = HeaderName::from_str(name);
+            let header = header.map_err(|error| format!("header {name:?}: {error}"))?;
+            headers.insert(header, value(text)?);
+        }
+        Ok(headers)
+    }
+}
+
+fn value(text: &str) -> Result<HeaderValue, String> {
+    HeaderValue::from_str(text).map_err(|error| format!("header value: {error}"))
+}
+
+/// Counts one publish that waits.
+struct InFlight(Arc<AtomicUsize>);
+
+impl InFlight {
+    fn enter(count: &Arc<AtomicUsize>) -> Option<Self> {
+        let guard = InFlight(Arc::clone(count));
+        let before = count.fetch_add(1, Ordering::Relaxed);
+        (before < Publisher::MAX_IN_FLIGHT).then_some(guard)
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn outcome(answer: Result<Message, NoAnswer>) -> Outcome {
+    match answer {
+        Ok(answer) if answer.status == Some(StatusCode::NO_RESPONDERS) => Outcome::NoStream,
+        Ok(answer) => outcome_of(&answer.payload),
+        Err(NoAnswer::Denied { subject }) => Outcome::Denied { subject },
+        Err(NoAnswer::Timeout) => Outcome::Unknown {
+            reason: UnknownReason::Timeout,
+        },
+        Err(NoAnswer::Disconnected) => Outcome::Unknown {
             reason: UnknownReason::Disconnected,
-        })
+        },
+    }
+}
+
+#[derive(Deserialize)]
+struct Ack {
+    #[serde(default)]
+    seq: u64,
+    #[serde(default)]
+    duplicate: bool,
+    error: Option<ApiError>,
+}
+
+/// The one place where JetStream's answers to a publish become ours.
+fn outcome_of(answer: &[u8]) -> Outcome {
+    let unreadable = |text: String| Outcome::Unknown {
+        reason: UnknownReason::Answer { text },
+    };
+    let ack: Ack = match serde_json::from_slice(answer) {
+        Ok(ack) => ack,
+        Err(error) => return unreadable(error.to_string()),
+    };
+    let sequence = StreamSequence(ack.seq);
+    match ack.error {
+        Some(error) => refusal(error),
+        None if ack.seq == 0 => unreadable("an ack without a sequence".to_owned()),
+        None if ack.duplicate => Outcome::DuplicateAt { sequence },
+        None => Outcome::Stored { sequence },
+    }
+}
+
+fn refusal(error: ApiError) -> Outcome {
+    let text = error.description.clone();
+    match error.err_code {
+        code::WRONG_LAST_SEQUENCE | code::WRONG_LAST_SEQUENCE_CONSTANT => {
+            // `wrong last sequence: 17`, or without a number while others are in process.
+            let number = text
+                .rsplit(':')
+                .next()
+                .and_then(|text| text.trim().parse().ok());
+            Outcome::WrongSequence {
+                actual: number.map(StreamSequence),
+            }
+        }
+        code::WRONG_LAST_MESSAGE_ID => Outcome::WrongSequence { actual: None },
+        // The same number also says "store failed": stop and wait fits both.
+        code::STORE_FAILED | code::INSUFFICIENT_RESOURCES | code::STORAGE_EXCEEDED => Outcome::Full,
+        code::MESSAGE_TOO_LARGE => Outcome::TooLarge { limit: None },
+        code::STREAM_NOT_FOUND | code::STREAM_MISMATCH => Outcome::NoStream,
+        code::ID_IN_PROCESS => Outcome::Unknown {
+            reason: UnknownReason::Busy { text },
+        },
+        _ if error.is_passing() => Outcome::Unknown {
+            reason: UnknownReason::Busy { text },
+        },
+        code => Outcome::Refused { code, text },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failed(code: u64, err_code: u64, text: &str) -> Outcome {
+        let answer = serde_json::json!({
+            "error": {"code": code, "err_code": err_code, "description": text},
+            "stream": "S", "seq": 0,
+        });
+        outcome_of(answer.to_string().as_bytes())
+    }
+
+    #[test]
+    fn an_ack_is_stored_and_a_duplicate_is_something_else() {
+        let sequence = StreamSequence(7);
+        assert_eq!(
+            outcome_of(br#"{"stream":"S","seq":7}"#),
+            Outcome::Stored { sequence }
+        );
+        let duplicate = br#"{"stream":"S","seq":7,"duplicate":true}"#;
+        assert_eq!(outcome_of(duplicate), Outcome::DuplicateAt { sequence });
+    }
+
+    #[test]
+    fn a_wrong_sequence_says_which_it_is_when_the_server_did() {
+        let actual = Some(StreamSequence(17));
+        let told = failed(400, 10071, "wrong last sequence: 17");
+        assert_eq!(told, Outcome::WrongSequence { actual });
+        let untold = failed(400, 10164, "wrong last sequence");
+        assert_eq!(untold, Outcome::WrongSequence { actual: None });
+    }
+
+    #[test]
+    fn what_passes_is_unknown_and_what_does_not_is_refused() {
+        let text = "raft: not leader".to_owned();
+        let busy = Outcome::Unknown {
+            reason: UnknownReason::Busy { text },
+        };
+        assert_eq!(failed(500, 0, "raft: not leader"), busy);
+        assert_eq!(failed(503, 10077, "maximum bytes exceeded"), Outcome::Full);
+        assert_eq!(
+            failed(400, 10054, "too large"),
+            Outcome::TooLarge { limit: None }
+        );
+        let text = "invalid operation on sealed stream".to_owned();
+        let refused = Outcome::Refused { code: 10109, text };
+        assert_eq!(
+            failed(400, 10109, "invalid operation on sealed stream"),
+            refused
+        );
+    }
+
+    #[test]
+    fn nonsense_is_unknown_and_never_stored() {
+        for answer in [&b"OK"[..], b"{}", b"", br#"{"seq":0}"#] {
+            let outcome = outcome_of(answer);
+            assert!(
+                matches!(
+                    outcome,
+                    Outcome::Unknown {
+                        reason: UnknownReason::Answer { .. }
+                    }
+                ),
+                "{outcome:?}"
+            );
+        }
     }
 }

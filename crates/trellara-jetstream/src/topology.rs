@@ -1,10 +1,15 @@
 //! The stream of a flow: its settings, and what is wrong with an existing one.
 
+mod settings;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use serde::Deserialize;
+use serde_json::{Value, json};
 use trellara_envelope::{FlowName, StreamSequence};
 
+use crate::error::code;
 use crate::{Broker, BrokerError, BrokerErrorKind};
 
 /// Metadata key that names the one target allowed to acknowledge and trim (rule C24).
@@ -27,7 +32,21 @@ pub struct StreamSpec {
     pub target: Option<String>,
 }
 
-/// One setting of an existing stream that is not as it must be.
+impl StreamSpec {
+    /// The usual stream of `flow`: one copy, ids remembered for two minutes, no target yet.
+    pub fn new(flow: FlowName, max_bytes: u64) -> Self {
+        StreamSpec {
+            flow,
+            max_bytes,
+            replicas: 1,
+            duplicate_window: Duration::from_secs(120),
+            max_message_bytes: None,
+            target: None,
+        }
+    }
+}
+
+/// One setting of an existing stream or consumer that is not as it must be.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Difference {
     /// NATS' name of the setting.
@@ -40,7 +59,7 @@ pub struct Difference {
     pub why: &'static str,
     /// How to change it, or that it cannot be changed.
     pub hint: String,
-    /// True when data can be lost or nothing can work; false when it is only another taste.
+    /// True when data can be lost or nothing can work; false when it is only another choice.
     pub fatal: bool,
 }
 
@@ -61,6 +80,8 @@ pub struct StreamFacts {
     pub bytes: u64,
     /// Limit; `None` means unlimited.
     pub max_bytes: Option<u64>,
+    /// Limit of one message, headers included; `None` leaves it to the server.
+    pub max_message_bytes: Option<u64>,
     /// Copies.
     pub replicas: usize,
     /// Subjects.
@@ -78,52 +99,200 @@ impl StreamFacts {
     }
 }
 
-fn not_yet<T>() -> Result<T, BrokerError> {
-    Err(BrokerError::new(
-        BrokerErrorKind::Passing,
-        "topology",
-        "not yet",
-    ))
+/// Facts of a stream, by its leader.
+///
+/// # Errors
+/// Missing when there is none.
+pub async fn facts(broker: &Broker, stream: &str) -> Result<StreamFacts, BrokerError> {
+    Ok(info(broker, stream).await?.facts())
 }
 
-/// Facts of a stream; `Missing` when there is none.
-#[allow(clippy::unused_async)]
-pub async fn facts(_broker: &Broker, _stream: &str) -> Result<StreamFacts, BrokerError> {
-    not_yet()
-}
-/// Creates the stream; refused when one of this name exists with other settings.
-#[allow(clippy::unused_async)]
-pub async fn create(_broker: &Broker, _spec: &StreamSpec) -> Result<StreamFacts, BrokerError> {
-    not_yet()
-}
 /// Compares an existing stream with what it must be; `None` when there is none.
-#[allow(clippy::unused_async)]
+///
+/// # Errors
+/// Permission or passing.
 pub async fn check(
-    _broker: &Broker,
-    _spec: &StreamSpec,
+    broker: &Broker,
+    spec: &StreamSpec,
 ) -> Result<Option<(StreamFacts, Vec<Difference>)>, BrokerError> {
-    not_yet()
+    match info(broker, &spec.flow.stream()).await {
+        Ok(info) => Ok(Some((
+            info.facts(),
+            settings::differences(spec, &info.config),
+        ))),
+        Err(error) if error.is_missing() => Ok(None),
+        Err(error) => Err(error),
+    }
 }
+
+/// Creates the stream, or finds the one that is there good enough: then only what [`check`] calls
+/// not fatal may differ, and nothing is changed.
+///
+/// # Errors
+/// Refused, naming every setting, when a stream of this name can lose data or serves another
+/// purpose; it is left as it is.
+pub async fn create(broker: &Broker, spec: &StreamSpec) -> Result<StreamFacts, BrokerError> {
+    let stream = spec.flow.stream();
+    let doing = format!("create stream {stream}");
+    if let Some((facts, differences)) = check(broker, spec).await? {
+        return match refusal(&doing, &differences) {
+            Some(error) => Err(error),
+            None => Ok(facts),
+        };
+    }
+    let config = settings::config(spec);
+    let endpoint = format!("STREAM.CREATE.{stream}");
+    match broker.api::<Info>(&endpoint, &config, &doing).await {
+        Ok(info) => Ok(info.facts()),
+        // Somebody was quicker.
+        Err(error) if error.code() == code::STREAM_NAME_IN_USE => facts(broker, &stream).await,
+        Err(error) => Err(error),
+    }
+}
+
+/// The error that names every fatal difference, if there is one.
+pub(crate) fn refusal(doing: &str, differences: &[Difference]) -> Option<BrokerError> {
+    let fatal: Vec<String> = differences
+        .iter()
+        .filter(|difference| difference.fatal)
+        .map(|d| format!("{} is {}, must be {} ({})", d.setting, d.is, d.must, d.why))
+        .collect();
+    if fatal.is_empty() {
+        return None;
+    }
+    let text = format!(
+        "it exists with settings that can lose data: {}",
+        fatal.join("; ")
+    );
+    let kind = BrokerErrorKind::Refused {
+        code: 0,
+        text: text.clone(),
+    };
+    Some(
+        BrokerError::new(kind, doing, text)
+            .with_hint("change the settings, or choose another flow name; nothing was changed"),
+    )
+}
+
 /// Changes the size limit while everything runs.
-#[allow(clippy::unused_async)]
+///
+/// # Errors
+/// Missing, permission, refused (more than the server or account has), or passing.
 pub async fn update_max_bytes(
-    _broker: &Broker,
-    _stream: &str,
-    _max_bytes: u64,
+    broker: &Broker,
+    stream: &str,
+    max_bytes: u64,
 ) -> Result<StreamFacts, BrokerError> {
-    not_yet()
+    let doing = format!("set max_bytes of stream {stream} to {max_bytes}");
+    update(broker, stream, &doing, |config| {
+        config["max_bytes"] = json!(max_bytes)
+    })
+    .await
 }
+
 /// Writes the registered target into the metadata.
-#[allow(clippy::unused_async)]
+///
+/// # Errors
+/// Missing, permission or passing.
 pub async fn register_target(
-    _broker: &Broker,
-    _stream: &str,
-    _target: &str,
+    broker: &Broker,
+    stream: &str,
+    target: &str,
 ) -> Result<StreamFacts, BrokerError> {
-    not_yet()
+    let doing = format!("register target {target} at stream {stream}");
+    let set = |config: &mut Value| {
+        if !config["metadata"].is_object() {
+            config["metadata"] = json!({});
+        }
+        config["metadata"][TARGET_KEY] = json!(target);
+    };
+    update(broker, stream, &doing, set).await
 }
+
 /// Deletes the stream; true when there was one.
-#[allow(clippy::unused_async)]
-pub async fn delete(_broker: &Broker, _stream: &str) -> Result<bool, BrokerError> {
-    not_yet()
+///
+/// # Errors
+/// Permission or passing.
+pub async fn delete(broker: &Broker, stream: &str) -> Result<bool, BrokerError> {
+    let doing = format!("delete stream {stream}");
+    let endpoint = format!("STREAM.DELETE.{stream}");
+    match broker.api::<Value>(&endpoint, &json!({}), &doing).await {
+        Ok(_) => Ok(true),
+        Err(error) if error.is_missing() => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Sends the stream's own configuration back with one change: what a newer server or an operator
+/// set stays.
+async fn update(
+    broker: &Broker,
+    stream: &str,
+    doing: &str,
+    change: impl FnOnce(&mut Value),
+) -> Result<StreamFacts, BrokerError> {
+    let mut config = info(broker, stream).await?.config;
+    change(&mut config);
+    let endpoint = format!("STREAM.UPDATE.{stream}");
+    let info: Info = broker.api(&endpoint, &config, doing).await?;
+    Ok(info.facts())
+}
+
+async fn info(broker: &Broker, stream: &str) -> Result<Info, BrokerError> {
+    let doing = format!("ask for stream {stream}");
+    broker
+        .api(&format!("STREAM.INFO.{stream}"), &json!({}), &doing)
+        .await
+}
+
+#[derive(Deserialize)]
+struct Info {
+    config: Value,
+    created: String,
+    state: State,
+    cluster: Option<Cluster>,
+}
+
+#[derive(Deserialize)]
+struct State {
+    messages: u64,
+    bytes: u64,
+    first_seq: u64,
+    last_seq: u64,
+}
+
+#[derive(Deserialize)]
+struct Cluster {
+    leader: Option<String>,
+}
+
+impl Info {
+    fn facts(&self) -> StreamFacts {
+        let config = &self.config;
+        // NATS writes "no limit" as -1, or leaves it out.
+        let limit = |name: &str| config[name].as_u64().filter(|limit| *limit > 0);
+        let subjects = config["subjects"].as_array().into_iter().flatten();
+        let metadata = config["metadata"].as_object().into_iter().flatten();
+        StreamFacts {
+            name: config["name"].as_str().unwrap_or_default().to_owned(),
+            created: self.created.clone(),
+            first_sequence: StreamSequence(self.state.first_seq),
+            last_sequence: StreamSequence(self.state.last_seq),
+            messages: self.state.messages,
+            bytes: self.state.bytes,
+            max_bytes: limit("max_bytes"),
+            max_message_bytes: limit("max_msg_size"),
+            replicas: limit("num_replicas").map_or(1, |n| usize::try_from(n).unwrap_or(1)),
+            subjects: subjects
+                .filter_map(|s| s.as_str().map(str::to_owned))
+                .collect(),
+            metadata: metadata
+                .filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())))
+                .collect(),
+            leader: self
+                .cluster
+                .as_ref()
+                .and_then(|cluster| cluster.leader.clone()),
+        }
+    }
 }
