@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+pub(crate) mod encode;
+
 use std::path::PathBuf;
 
 use trellara_pgoutput::{Kind, Message, TupleRef, Value, decode};
