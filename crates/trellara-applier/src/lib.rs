@@ -1,8 +1,44 @@
 //! Rows, dedup record and checkpoint together, or not at all.
+//!
+//! The applier reads whole transactions out of a JetStream stream and writes them into a target
+//! PostgreSQL. The promises it keeps, and where:
+//!
+//! - what may be applied next is decided by the chain rule in [`machine`], a pure function;
+//! - a transaction's rows and its [`ledger`] row commit in one target transaction, in which a
+//!   missed compare-and-set raises an error inside the server;
+//! - only one applier commits on a lane: [`lane`] holds its lock and its epoch;
+//! - the stream is acknowledged, trimmed and reported on only after that commit is durable.
+//!
+//! It never reads configuration files or the environment, never skips a transaction silently, and
+//! never decides anything from the broker's own bookkeeping.
 
+mod apply;
+mod attempt;
+mod batch;
+mod checkpoint;
+mod chunks;
 mod execute;
+pub mod lane;
+pub mod ledger;
+pub mod machine;
+pub mod metric;
+mod options;
 mod plan;
+mod position;
+mod report;
+mod run;
+pub mod schema;
+mod session;
+mod status;
 mod target;
+mod trim;
+mod trouble;
 
 pub use execute::{APPLY_SETTINGS, Applied, ApplyError, ApplyErrorKind, Executor, ExecutorOptions};
+pub use session::{CHECKPOINT_NOW, channel};
 pub use target::Catalog;
+
+pub use checkpoint::{Checkpoint, StreamIdentity, Transport};
+pub use options::{ApplierOptions, HaltPolicy, RoleReplica, Standby};
+pub use run::run;
+pub use status::{ApplierSnapshot, ApplierState, ApplierStatus};

@@ -1,0 +1,277 @@
+//! The target transaction: changes, ledger row, commit; or nothing of it.
+
+use std::time::Instant;
+
+use tokio_postgres::Client;
+use tokio_util::sync::CancellationToken;
+use trellara_envelope::{AbortedSet, Halt, HaltCode};
+use trellara_jetstream::Broker;
+use trellara_jetstream::read::Reader;
+use trellara_pgoutput::ChangeReader;
+use trellara_postgres::fault;
+use trellara_postgres::sqlstate::ErrorClass;
+
+use crate::batch::Unit;
+use crate::checkpoint::Checkpoint;
+use crate::chunks::{self, ChunkStream, Large};
+use crate::execute::{ApplyError, ApplyErrorKind, Executor, ExecutorOptions};
+use crate::lane::Held;
+use crate::ledger::{Ledger, LedgerIdentity};
+use crate::options::ApplierOptions;
+use crate::target::Catalog;
+use crate::trouble::{self, Trouble};
+
+/// Writes target transactions on one session.
+pub(crate) struct Writer {
+    pub(crate) held: Held,
+    pub(crate) ledger: Ledger,
+    pub(crate) catalog: Catalog,
+    pub(crate) replica: bool,
+}
+
+/// What one target transaction did.
+#[derive(Debug, Clone)]
+pub(crate) struct Committed {
+    pub(crate) checkpoint: Checkpoint,
+    pub(crate) transactions: u64,
+    pub(crate) changes: u64,
+    pub(crate) seconds: f64,
+}
+
+/// Why a target transaction was rolled back.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// A change was not taken; which transaction is to blame is not said yet.
+    Change(ApplyError),
+    /// Anything else.
+    Trouble(Trouble),
+}
+
+impl From<Trouble> for Failure {
+    fn from(trouble: Trouble) -> Self {
+        Failure::Trouble(trouble)
+    }
+}
+
+impl From<Halt> for Failure {
+    fn from(halt: Halt) -> Self {
+        Failure::Trouble(halt.into())
+    }
+}
+
+impl From<tokio_postgres::Error> for Failure {
+    fn from(error: tokio_postgres::Error) -> Self {
+        Failure::Trouble(error.into())
+    }
+}
+
+/// Where a large transaction's bytes come from.
+pub(crate) struct Source<'a> {
+    pub(crate) broker: &'a Broker,
+    pub(crate) reader: &'a Reader,
+    pub(crate) options: &'a ApplierOptions,
+    pub(crate) cancel: &'a CancellationToken,
+}
+
+impl Writer {
+    /// Commits whole transactions and the position behind them in one target transaction.
+    pub(crate) async fn commit(
+        &mut self,
+        client: &Client,
+        from: &Checkpoint,
+        units: &[Unit],
+        to: &Checkpoint,
+        set_wise: bool,
+    ) -> Result<Committed, Failure> {
+        let begun = Instant::now();
+        client.batch_execute(&self.held.begin()).await?;
+        let written = self.write(client, from, units, to, set_wise).await;
+        let (checkpoint, changes) = self.end(client, written).await?;
+        Ok(Committed {
+            checkpoint,
+            transactions: units.len() as u64,
+            changes,
+            seconds: begun.elapsed().as_secs_f64(),
+        })
+    }
+
+    async fn write(
+        &mut self,
+        client: &Client,
+        from: &Checkpoint,
+        units: &[Unit],
+        to: &Checkpoint,
+        set_wise: bool,
+    ) -> Result<(Checkpoint, u64), Failure> {
+        let mut changes = 0;
+        let none_aborted = AbortedSet::EMPTY;
+        if !units.is_empty() {
+            let mut executor = self.executor(client, set_wise);
+            for (index, unit) in units.iter().enumerate() {
+                if index > 0 {
+                    executor.next_transaction();
+                }
+                let mut reader = ChangeReader::new(false, &none_aborted);
+                reader.feed(unit.records.clone());
+                apply_fed(&mut executor, &mut reader, unit).await?;
+                reader.finish().map_err(|error| unreadable(unit, &error))?;
+            }
+            changes = executor.flush().await.map_err(Failure::Change)?.changes;
+        }
+        let identities: Vec<LedgerIdentity> = units.iter().map(Unit::ledger_identity).collect();
+        let checkpoint = self.ledger.record(client, from, to, &identities).await?;
+        Ok((checkpoint, changes))
+    }
+
+    /// Commits one large transaction, whose bytes are read while they are applied.
+    pub(crate) async fn commit_large(
+        &mut self,
+        client: &Client,
+        from: &Checkpoint,
+        large: Large<'_>,
+        to: &Checkpoint,
+        source: &Source<'_>,
+    ) -> Result<Committed, Failure> {
+        let begun = Instant::now();
+        // Read before the transaction begins: no lock is held while the broker is slow.
+        let aborted = chunks::aborted(source.reader, source.options, large).await?;
+        client.batch_execute(&self.held.begin()).await?;
+        let written = self
+            .write_large(client, from, large, &aborted, to, source)
+            .await;
+        let (checkpoint, changes) = self.end(client, written).await?;
+        Ok(Committed {
+            checkpoint,
+            transactions: 1,
+            changes,
+            seconds: begun.elapsed().as_secs_f64(),
+        })
+    }
+
+    async fn write_large(
+        &mut self,
+        client: &Client,
+        from: &Checkpoint,
+        large: Large<'_>,
+        aborted: &AbortedSet,
+        to: &Checkpoint,
+        source: &Source<'_>,
+    ) -> Result<(Checkpoint, u64), Failure> {
+        let mut pieces =
+            ChunkStream::open(source.broker, source.reader, source.options, large).await?;
+        let mut reader = ChangeReader::new(large.manifest.streamed, aborted);
+        let mut executor = self.executor(client, true);
+        while let Some(piece) = pieces.next().await? {
+            if source.cancel.is_cancelled() {
+                return Err(Failure::Trouble(Trouble::Cancelled));
+            }
+            reader.feed(piece);
+            while let Some(change) = reader
+                .next_change()
+                .map_err(|error| chunks::damaged(large, &error.to_string()))?
+            {
+                executor
+                    .apply_message(&change.message, change.relations)
+                    .await
+                    .map_err(Failure::Change)?;
+            }
+            // What was gathered must not outgrow the piece.
+            executor.drain().await.map_err(Failure::Change)?;
+        }
+        pieces.finish()?;
+        reader
+            .finish()
+            .map_err(|error| chunks::damaged(large, &error.to_string()))?;
+        let applied = executor.flush().await.map_err(Failure::Change)?;
+        drop(executor);
+        let identity = LedgerIdentity {
+            hash: large.manifest.identity().hash(),
+            end_lsn: large.manifest.end_lsn,
+        };
+        let checkpoint = self.ledger.record(client, from, to, &[identity]).await?;
+        Ok((checkpoint, applied.changes))
+    }
+
+    fn executor<'c>(&'c mut self, client: &'c Client, set_wise: bool) -> Executor<'c> {
+        let options = ExecutorOptions {
+            role_replica: self.replica,
+            set_wise,
+        };
+        Executor::new(client, &mut self.catalog, options)
+    }
+
+    /// Commits what was written, or rolls back and says why. A commit that is answered by silence
+    /// is neither: the next connection reads the ledger (B21).
+    async fn end<T>(&self, client: &Client, written: Result<T, Failure>) -> Result<T, Failure> {
+        let failure = match written {
+            Ok(done) => match client.batch_execute("COMMIT").await {
+                Ok(()) => return Ok(done),
+                Err(error) => refused_commit(&error),
+            },
+            Err(failure) => failure,
+        };
+        // When the connection is gone the server rolls back by itself.
+        let _ = client.batch_execute("ROLLBACK").await;
+        Err(failure)
+    }
+}
+
+async fn apply_fed(
+    executor: &mut Executor<'_>,
+    reader: &mut ChangeReader<'_>,
+    unit: &Unit,
+) -> Result<(), Failure> {
+    while let Some(change) = reader
+        .next_change()
+        .map_err(|error| unreadable(unit, &error))?
+    {
+        executor
+            .apply_message(&change.message, change.relations)
+            .await
+            .map_err(Failure::Change)?;
+    }
+    Ok(())
+}
+
+/// Deferred constraints speak up at COMMIT: those are about a row.
+fn refused_commit(error: &tokio_postgres::Error) -> Failure {
+    match fault(error).class {
+        ErrorClass::DataFault | ErrorClass::Configuration => {
+            Failure::Change(ApplyError::from_server(error))
+        }
+        ErrorClass::Passing
+        | ErrorClass::Suspicious
+        | ErrorClass::TargetCannotWrite
+        | ErrorClass::NotMyPredecessor
+        | ErrorClass::Unknown => Failure::Trouble(Trouble::from(fault(error))),
+    }
+}
+
+fn unreadable(unit: &Unit, error: &trellara_pgoutput::Error) -> Halt {
+    Halt::new(
+        HaltCode::Corrupt,
+        format!("transaction {} cannot be read: {error}", unit.identity),
+        "nothing of it was applied; look at it with trellara inspect",
+    )
+}
+
+/// Whether a failed batch is worth trying one transaction at a time.
+pub(crate) fn blames_a_transaction(error: &ApplyError) -> bool {
+    match error.kind {
+        ApplyErrorKind::Passing => false,
+        ApplyErrorKind::Schema
+        | ApplyErrorKind::Rights
+        | ApplyErrorKind::Data
+        | ApplyErrorKind::Count
+        | ApplyErrorKind::Corrupt
+        | ApplyErrorKind::Unknown => true,
+    }
+}
+
+/// A failure with the transaction that it is about.
+pub(crate) fn blame(failure: Failure, transaction: &dyn std::fmt::Display) -> Trouble {
+    match failure {
+        Failure::Trouble(trouble) => trouble,
+        Failure::Change(error) => trouble::of_apply(error, &transaction.to_string()),
+    }
+}

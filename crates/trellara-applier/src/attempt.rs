@@ -1,0 +1,512 @@
+//! One connection's worth of applying: from taking the lane to the first fault.
+
+use std::convert::Infallible;
+use std::time::{Duration, Instant};
+
+use futures_util::FutureExt;
+use tokio_util::sync::CancellationToken;
+use trellara_envelope::{Body, Halt, HaltCode, Incarnation, StreamSequence};
+use trellara_jetstream::consume::{Consumer, ConsumerOptions, Delivery};
+use trellara_jetstream::read::Reader;
+use trellara_jetstream::{Broker, BrokerError};
+use trellara_postgres::Notification;
+
+use crate::apply::{self, Committed, Failure, Source, Writer};
+use crate::batch::Batch;
+use crate::checkpoint::{Checkpoint, StreamIdentity};
+use crate::chunks::Large;
+use crate::lane::{self, Claimant};
+use crate::ledger::{self, Ledger};
+use crate::machine::{self, Delivered, Machine, Verdict};
+use crate::options::ApplierOptions;
+use crate::position;
+use crate::report::Reporter;
+use crate::session::{CHECKPOINT_NOW, TargetSession};
+use crate::status::{ApplierState, ApplierStatus};
+use crate::target::Catalog;
+use crate::trim::Trimmer;
+use crate::trouble::Trouble;
+
+/// A request to write progress down at once holds this long: whoever waits asks again, and the
+/// heartbeat waited for may come a moment after the request.
+const ASKED_FOR: Duration = Duration::from_secs(5);
+/// Consumers positioned anew because of a delivery gap, without a frame accepted in between,
+/// before everything is taken up from the beginning.
+const REPOSITIONS: u32 = 3;
+
+/// Everything that can happen to a running applier.
+enum Event {
+    /// A shutdown was asked for.
+    Cancelled,
+    /// The target session ended.
+    TargetLost,
+    /// Somebody notified us.
+    Notified(Option<Notification>),
+    /// Time to report, to write progress down, to trim.
+    Tick,
+    /// A message of the stream, or the end of the consumer.
+    Delivered(Result<Delivery, BrokerError>),
+}
+
+/// A lane taken, a position proved, a consumer open.
+pub(crate) struct Attempt<'a> {
+    options: &'a ApplierOptions,
+    broker: &'a Broker,
+    cancel: &'a CancellationToken,
+    status: &'a ApplierStatus,
+    target: TargetSession,
+    writer: Writer,
+    reader: Reader,
+    consumer: Consumer,
+    reporter: Reporter,
+    trimmer: Trimmer,
+    stream: StreamIdentity,
+    machine: Machine,
+    /// What is committed and durable.
+    durable: Checkpoint,
+    /// `keep_from` of the last frame durably passed.
+    keep_from: StreamSequence,
+    /// What was accepted and is not committed.
+    batch: Batch,
+    /// Incarnations closed by markers in the batch.
+    closed: Vec<Incarnation>,
+    written: Instant,
+    asked_until: Option<Instant>,
+    repositions: u32,
+}
+
+impl<'a> Attempt<'a> {
+    /// Connects to the target, takes the lane, reads the verdict, and finds the place in the
+    /// stream; in this order (C32).
+    pub(crate) async fn begin(
+        options: &'a ApplierOptions,
+        broker: &'a Broker,
+        cancel: &'a CancellationToken,
+        status: &'a ApplierStatus,
+        instance: &str,
+    ) -> Result<Self, Trouble> {
+        let target = TargetSession::connect(options).await?;
+        let name = format!("trellara applier, process {}", std::process::id());
+        let who = Claimant {
+            flow: &options.flow,
+            lane: options.lane,
+            instance,
+            name: &name,
+        };
+        let held = lane::take(target.client(), who, options.standby, cancel, status).await?;
+        let durable = ledger::checkpoint(target.client(), &options.flow, options.lane)
+            .await?
+            .ok_or_else(|| not_set_up(options))?;
+        let registration = target.identity.registration();
+        let facts = position::check_stream(broker, options, &registration).await?;
+        let reader = Reader::new(broker, &facts.name);
+        let start = position::find(broker, &reader, options, &facts, &durable).await?;
+        let consumer = Consumer::open(broker, consumer_options(options, start.sequence)).await?;
+        let ledger =
+            Ledger::prepare(target.client(), &options.flow, options.lane, held.epoch).await?;
+        status.set_session(held.epoch, target.replica, registration.clone());
+        status.set_state(ApplierState::Running);
+        let mut trimmer = Trimmer::new(broker, options);
+        if let Some(before) = durable.transport.incarnation.0.checked_sub(1) {
+            // A purge that a crash cut off behind the marker's commit.
+            trimmer.incarnation_closed(Incarnation(before));
+        }
+        let attempt = Self {
+            writer: Writer {
+                held,
+                ledger,
+                catalog: Catalog::new(),
+                replica: target.replica,
+            },
+            reporter: Reporter::new(broker, options, &registration, held.epoch),
+            trimmer,
+            batch: Batch::behind(&durable, start.keep_from),
+            keep_from: start.keep_from,
+            machine: start.machine,
+            stream: start.stream,
+            closed: Vec::new(),
+            written: Instant::now(),
+            asked_until: None,
+            repositions: 0,
+            options,
+            broker,
+            cancel,
+            status,
+            target,
+            reader,
+            consumer,
+            durable,
+        };
+        attempt.show();
+        tracing::info!(
+            flow = %options.flow, lsn_applied = %attempt.durable.end_lsn,
+            sequence = %attempt.durable.transport.sequence, epoch = %held.epoch,
+            replica_role = attempt.target.replica, "applying"
+        );
+        Ok(attempt)
+    }
+
+    /// Applies until something goes wrong or a shutdown is asked for.
+    pub(crate) async fn work(&mut self) -> Result<Infallible, Trouble> {
+        let mut tick = tokio::time::interval(self.options.report_interval);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            let event = tokio::select! {
+                biased;
+                () = self.cancel.cancelled() => Event::Cancelled,
+                () = self.target.session.closed() => Event::TargetLost,
+                notified = self.target.notifications.recv() => Event::Notified(notified),
+                _ = tick.tick() => Event::Tick,
+                delivery = self.consumer.next() => Event::Delivered(delivery),
+            };
+            match event {
+                Event::Cancelled => {
+                    self.write_down().await?;
+                    return Err(Trouble::Cancelled);
+                }
+                Event::TargetLost | Event::Notified(None) => {
+                    return Err(Trouble::passing("the connection to the target was lost"));
+                }
+                Event::Notified(Some(notification)) => self.notified(&notification).await?,
+                Event::Tick => self.tick().await?,
+                Event::Delivered(delivery) => self.delivered(delivery?).await?,
+            }
+        }
+    }
+
+    async fn notified(&mut self, notification: &Notification) -> Result<(), Trouble> {
+        if notification.payload == CHECKPOINT_NOW {
+            self.asked_until = Some(Instant::now() + ASKED_FOR);
+            self.write_down().await?;
+        }
+        Ok(())
+    }
+
+    async fn tick(&mut self) -> Result<(), Trouble> {
+        if self.written.elapsed() >= self.options.idle_checkpoint {
+            self.write_down().await?;
+        }
+        self.reporter.send(&self.durable).await;
+        self.trim().await;
+        Ok(())
+    }
+
+    /// Takes one delivery and everything that is already here, then commits what has to be.
+    async fn delivered(&mut self, first: Delivery) -> Result<(), Trouble> {
+        let mut next = Some(first);
+        while let Some(delivery) = next {
+            self.take(delivery).await?;
+            let full = self.batch.bytes() >= self.options.batch_bytes
+                || self.batch.units().len() >= self.options.batch_transactions;
+            if full || !self.closed.is_empty() {
+                break;
+            }
+            next = self.consumer.next().now_or_never().transpose()?;
+        }
+        let asked = self.asked_until.is_some_and(|until| Instant::now() < until);
+        let due = self.written.elapsed() >= self.options.idle_checkpoint;
+        if !self.batch.units().is_empty() || !self.closed.is_empty() || asked || due {
+            self.write_down().await?;
+        }
+        Ok(())
+    }
+
+    /// Judges one delivery, and puts what is accepted into the batch.
+    async fn take(&mut self, delivery: Delivery) -> Result<(), Trouble> {
+        let opened = position::open(
+            &self.reader,
+            self.options,
+            delivery.sequence,
+            delivery.payload,
+        )
+        .await?;
+        match self.machine.frame(&opened) {
+            Verdict::Apply(range) => self.accept(&opened, range).await?,
+            Verdict::Progress => self.pass(&opened),
+            Verdict::Duplicate => {
+                self.count_duplicate(&opened);
+                self.pass(&opened);
+            }
+            Verdict::Redelivered => self.count_duplicate(&opened),
+            Verdict::Aside => {}
+            Verdict::Missing => return self.missing(&opened).await,
+            Verdict::Halt(halt) => {
+                // What was accepted before it is sound and goes in first.
+                self.write_down().await?;
+                return Err(halt.into());
+            }
+        }
+        self.repositions = 0;
+        Ok(())
+    }
+
+    async fn accept(
+        &mut self,
+        opened: &Delivered,
+        range: std::ops::Range<usize>,
+    ) -> Result<(), Trouble> {
+        match &opened.frame.body {
+            Body::Manifest(manifest) => {
+                self.write_down().await?;
+                let large = Large {
+                    manifest,
+                    incarnation: opened.frame.header.incarnation,
+                    sequence: opened.sequence,
+                };
+                self.batch
+                    .take_whole(opened, manifest.end_lsn, &self.stream);
+                self.apply_large(large).await
+            }
+            _ => {
+                self.status
+                    .count_duplicate_transactions(&self.options.flow, range.start as u64);
+                self.batch.take(opened, range, &self.stream);
+                Ok(())
+            }
+        }
+    }
+
+    fn pass(&mut self, opened: &Delivered) {
+        self.batch.pass(opened, &self.stream);
+        if machine::closes_lower(&opened.frame.body)
+            && let Some(before) = opened.frame.header.incarnation.0.checked_sub(1)
+        {
+            self.closed.push(Incarnation(before));
+        }
+    }
+
+    /// A frame was not delivered. It is a gap only when the stream has none between either (C23).
+    async fn missing(&mut self, opened: &Delivered) -> Result<(), Trouble> {
+        self.write_down().await?;
+        let from = StreamSequence(self.machine.sequence().0 + 1);
+        let mut between = None;
+        for filter in filters(self.options) {
+            let found = self.reader.next_on(&filter, from).await?;
+            if let Some(stored) = found
+                && stored.sequence < opened.sequence
+            {
+                between = Some(
+                    between.map_or(stored.sequence, |b: StreamSequence| b.min(stored.sequence)),
+                );
+            }
+        }
+        let Some(first_missed) = between else {
+            return Err(gap(&self.machine, opened).into());
+        };
+        self.repositions += 1;
+        if self.repositions > REPOSITIONS {
+            return Err(Trouble::passing(format!(
+                "the consumer keeps leaving out the frame at sequence {first_missed}"
+            )));
+        }
+        tracing::warn!(
+            sequence = %first_missed, before = %opened.sequence,
+            "a frame was not delivered although the stream has it; reading again from there"
+        );
+        self.status.count_delivery_gap(&self.options.flow);
+        self.consumer.reposition(first_missed).await?;
+        Ok(())
+    }
+
+    /// Commits the batch. Without transactions in it this writes down progress alone.
+    async fn write_down(&mut self) -> Result<(), Trouble> {
+        if !self.batch.moved() {
+            return Ok(());
+        }
+        let committed = self
+            .writer
+            .commit(
+                &self.target.session.client,
+                &self.durable,
+                self.batch.units(),
+                self.batch.to(),
+                true,
+            )
+            .await;
+        match committed {
+            Ok(committed) => self.committed(committed).await,
+            Err(Failure::Change(error))
+                if apply::blames_a_transaction(&error) && !self.batch.units().is_empty() =>
+            {
+                tracing::warn!(
+                    %error, transactions = self.batch.units().len(),
+                    "a batch failed; trying its transactions one by one"
+                );
+                self.one_by_one().await
+            }
+            Err(failure) => Err(apply::blame(failure, &"of a batch")),
+        }
+    }
+
+    /// Repeats a failed batch in order, each transaction alone and row by row, so that the one
+    /// that fails at the head is named and everything before it is in (C36).
+    async fn one_by_one(&mut self) -> Result<(), Trouble> {
+        for unit in self.batch.units().to_vec() {
+            let committed = self
+                .writer
+                .commit(
+                    &self.target.session.client,
+                    &self.durable,
+                    std::slice::from_ref(&unit),
+                    &unit.after,
+                    false,
+                )
+                .await
+                .map_err(|failure| apply::blame(failure, &unit.identity))?;
+            self.durable = committed.checkpoint.clone();
+            self.count(&committed);
+            self.show();
+        }
+        let (to, keep_from) = (self.batch.to().clone(), self.batch.keep_from());
+        let last = Checkpoint {
+            ordinal: self.durable.ordinal,
+            ..to
+        };
+        if last == self.durable {
+            self.durable_now(keep_from).await;
+            return Ok(());
+        }
+        let committed = self
+            .writer
+            .commit(&self.target.session.client, &self.durable, &[], &last, true)
+            .await
+            .map_err(|failure| apply::blame(failure, &"without changes"))?;
+        self.committed(committed).await
+    }
+
+    async fn apply_large(&mut self, large: Large<'_>) -> Result<(), Trouble> {
+        let source = Source {
+            broker: self.broker,
+            reader: &self.reader,
+            options: self.options,
+            cancel: self.cancel,
+        };
+        let committed = self
+            .writer
+            .commit_large(
+                &self.target.session.client,
+                &self.durable,
+                large,
+                self.batch.to(),
+                &source,
+            )
+            .await
+            .map_err(|failure| apply::blame(failure, &large.manifest.identity()))?;
+        self.trimmer
+            .transaction_applied(large.incarnation, large.manifest.xid);
+        self.committed(committed).await
+    }
+
+    async fn committed(&mut self, committed: Committed) -> Result<(), Trouble> {
+        self.count(&committed);
+        self.durable = committed.checkpoint;
+        self.durable_now(self.batch.keep_from()).await;
+        Ok(())
+    }
+
+    /// What follows from a durable commit: acknowledge, report, forget what was closed. Failures
+    /// of the broker here cost nothing: the next commit, or the next start, does it again.
+    async fn durable_now(&mut self, keep_from: StreamSequence) {
+        self.keep_from = keep_from;
+        self.batch = Batch::behind(&self.durable, keep_from);
+        self.written = Instant::now();
+        self.show();
+        for closed in self.closed.drain(..) {
+            self.trimmer.incarnation_closed(closed);
+        }
+        if let Err(error) = self.consumer.ack(self.durable.transport.sequence).await {
+            tracing::debug!(%error, "an acknowledgement was not sent");
+        }
+        self.reporter.send(&self.durable).await;
+    }
+
+    async fn trim(&mut self) {
+        let trimmed = self
+            .trimmer
+            .tick(&self.durable, self.keep_from, Instant::now())
+            .await;
+        match trimmed {
+            Ok(to) => self.status.set_trimmed_to(to),
+            Err(error) => tracing::warn!(%error, "the stream was not trimmed; trying again"),
+        }
+    }
+
+    fn show(&self) {
+        let transport = &self.durable.transport;
+        self.status.set_position(
+            &self.options.flow,
+            self.durable.end_lsn,
+            transport.sequence,
+            transport.incarnation,
+        );
+    }
+
+    fn count(&self, committed: &Committed) {
+        if committed.transactions > 0 {
+            self.status.count_batch(
+                &self.options.flow,
+                committed.transactions,
+                committed.changes,
+                committed.seconds,
+            );
+        }
+    }
+
+    fn count_duplicate(&self, opened: &Delivered) {
+        let transactions = match &opened.frame.body {
+            Body::Bundle(entries) => entries.len() as u64,
+            Body::Manifest(_) => 1,
+            // A marker or heartbeat that moves nothing is no duplicate of anything.
+            Body::Genesis(_)
+            | Body::Marker(_)
+            | Body::Heartbeat(_)
+            | Body::Chunk(_)
+            | Body::Abort(_) => return,
+        };
+        self.status.count_duplicate_frame(&self.options.flow);
+        self.status
+            .count_duplicate_transactions(&self.options.flow, transactions);
+    }
+}
+
+fn filters(options: &ApplierOptions) -> Vec<String> {
+    vec![
+        options.flow.transactions_subject(options.lane),
+        options.flow.mark_subject(),
+    ]
+}
+
+fn consumer_options(options: &ApplierOptions, start: StreamSequence) -> ConsumerOptions {
+    let name = match options.lane.0 {
+        0 => "applier".to_owned(),
+        lane => format!("applier_{lane}"),
+    };
+    let mut consumer = ConsumerOptions::new(&options.flow.stream(), &name, filters(options), start);
+    consumer.watchdog = options.stall_timeout;
+    consumer
+}
+
+fn not_set_up(options: &ApplierOptions) -> Trouble {
+    Trouble::probe(Halt::new(
+        HaltCode::Config,
+        format!("flow {} has no checkpoint in this target", options.flow),
+        "run trellara setup",
+    ))
+}
+
+fn gap(machine: &Machine, opened: &Delivered) -> Halt {
+    let header = &opened.frame.header;
+    Halt::new(
+        HaltCode::Gap,
+        format!(
+            "frame {} at sequence {} follows {}, the target stands at {}, and the stream holds \
+             nothing between sequence {} and it",
+            header.ordinal,
+            opened.sequence,
+            header.follows,
+            machine.end_lsn(),
+            machine.sequence()
+        ),
+        "restore the stream, or copy the tables anew: trellara table recopy",
+    )
+}

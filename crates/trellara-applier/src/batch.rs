@@ -1,0 +1,147 @@
+//! Frames that were accepted and wait to be committed together.
+
+use std::ops::Range;
+
+use bytes::Bytes;
+use trellara_envelope::{Body, BundleEntry, Lsn, StreamSequence, TransactionIdentity};
+
+use crate::checkpoint::{Checkpoint, StreamIdentity, Transport};
+use crate::ledger::LedgerIdentity;
+use crate::machine::Delivered;
+
+/// A run of accepted frames, and where the lane stands behind them.
+#[derive(Debug)]
+pub(crate) struct Batch {
+    /// Where the lane stands when all of it is committed; its ordinal is not counted yet.
+    to: Checkpoint,
+    keep_from: StreamSequence,
+    transactions: Vec<Unit>,
+    bytes: usize,
+    moved: bool,
+}
+
+/// One whole transaction of a bundle.
+#[derive(Debug, Clone)]
+pub(crate) struct Unit {
+    pub(crate) identity: TransactionIdentity,
+    pub(crate) end_lsn: Lsn,
+    pub(crate) records: Bytes,
+    /// Where the lane stands when it is committed alone (C21).
+    pub(crate) after: Checkpoint,
+}
+
+impl Unit {
+    pub(crate) fn ledger_identity(&self) -> LedgerIdentity {
+        LedgerIdentity {
+            hash: self.identity.hash(),
+            end_lsn: self.end_lsn,
+        }
+    }
+}
+
+impl Batch {
+    /// Nothing yet, behind a checkpoint.
+    pub(crate) fn behind(checkpoint: &Checkpoint, keep_from: StreamSequence) -> Self {
+        Self {
+            to: checkpoint.clone(),
+            keep_from,
+            transactions: Vec::new(),
+            bytes: 0,
+            moved: false,
+        }
+    }
+
+    /// Whether anything was accepted.
+    pub(crate) fn moved(&self) -> bool {
+        self.moved
+    }
+
+    pub(crate) fn units(&self) -> &[Unit] {
+        &self.transactions
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Where the lane stands behind the batch.
+    pub(crate) fn to(&self) -> &Checkpoint {
+        &self.to
+    }
+
+    /// `keep_from` of the last frame.
+    pub(crate) fn keep_from(&self) -> StreamSequence {
+        self.keep_from
+    }
+
+    /// Takes a frame without transactions of its own to apply: progress or a duplicate.
+    pub(crate) fn pass(&mut self, delivered: &Delivered, stream: &StreamIdentity) {
+        let header = &delivered.frame.header;
+        if header.position > self.to.end_lsn {
+            self.to.end_lsn = header.position;
+        }
+        self.stand_behind(delivered, stream);
+    }
+
+    /// Takes the entries `range` of a bundle.
+    pub(crate) fn take(
+        &mut self,
+        delivered: &Delivered,
+        range: Range<usize>,
+        stream: &StreamIdentity,
+    ) {
+        let Body::Bundle(entries) = &delivered.frame.body else {
+            return;
+        };
+        let header = &delivered.frame.header;
+        let payload = &delivered.frame.payload;
+        let mut at: usize = entries[..range.start].iter().map(length).sum();
+        for entry in &entries[range] {
+            let records = payload.slice(at..at + length(entry));
+            at += length(entry);
+            self.bytes += records.len();
+            self.to.source = header.source;
+            self.to.end_lsn = entry.end_lsn;
+            self.to.transaction_end_lsn = entry.end_lsn;
+            self.transactions.push(Unit {
+                identity: entry.identity(),
+                end_lsn: entry.end_lsn,
+                records,
+                after: self.to.clone(),
+            });
+        }
+        self.to.end_lsn = header.position;
+        self.stand_behind(delivered, stream);
+        if let Some(last) = self.transactions.last_mut() {
+            // With its last transaction the frame is wholly applied.
+            last.after = self.to.clone();
+        }
+    }
+
+    /// Takes a manifest: its transaction is applied from its chunks.
+    pub(crate) fn take_whole(&mut self, delivered: &Delivered, end: Lsn, stream: &StreamIdentity) {
+        self.to.transaction_end_lsn = end;
+        self.to.end_lsn = delivered.frame.header.position;
+        self.stand_behind(delivered, stream);
+    }
+
+    fn stand_behind(&mut self, delivered: &Delivered, stream: &StreamIdentity) {
+        let header = &delivered.frame.header;
+        self.to.transport = Transport {
+            stream: stream.clone(),
+            sequence: delivered.sequence,
+            incarnation: header.incarnation,
+            ordinal: header.ordinal,
+            digest: delivered.digest,
+        };
+        // A duplicate of an older timeline does not take the position back to it: the machine
+        // lets only a genesis or marker that descends from the checkpoint change it.
+        self.to.source = header.source;
+        self.keep_from = header.keep_from;
+        self.moved = true;
+    }
+}
+
+fn length(entry: &BundleEntry) -> usize {
+    entry.bytes as usize
+}

@@ -1,0 +1,509 @@
+//! What to do with the next frame: the chain rule (rules 0.2) as a pure function.
+//!
+//! The machine never waits, reads no clock and asks nobody: a frame goes in, a [`Verdict`] comes
+//! out. It never lets a frame pass that neither continues the checkpoint nor lies wholly below it.
+
+use std::ops::Range;
+
+use trellara_envelope::{
+    Body, BundleEntry, Frame, FrameDigest, FrameOrdinal, Genesis, Halt, HaltCode, Header,
+    Incarnation, Lane, Lsn, Manifest, Marker, SourceHistory, SourceId, StreamSequence,
+};
+
+use crate::checkpoint::Checkpoint;
+
+#[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
+mod tests;
+
+/// The chain of one lane: where it stands and which frame it saw last.
+#[derive(Debug, Clone)]
+pub struct Machine {
+    lane: Lane,
+    source: SourceId,
+    end_lsn: Lsn,
+    transaction_end_lsn: Lsn,
+    seen: Seen,
+}
+
+/// The frame that the next one must continue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Seen {
+    sequence: StreamSequence,
+    ordinal: FrameOrdinal,
+    digest: FrameDigest,
+    incarnation: Incarnation,
+    /// Whether the stream is known to hold this very frame; not so when reading starts at a
+    /// marker because the checkpoint's frame is gone (C26).
+    proved: bool,
+}
+
+/// A frame with its place in the stream.
+#[derive(Debug, Clone)]
+pub struct Delivered {
+    /// Its stream sequence.
+    pub sequence: StreamSequence,
+    /// The digest of its bytes.
+    pub digest: FrameDigest,
+    /// The frame.
+    pub frame: Frame,
+}
+
+/// What to do with a frame.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Verdict {
+    /// Apply these entries of the bundle, or the whole transaction of the manifest (`0..1`).
+    Apply(Range<usize>),
+    /// No transaction in it; the position moves to the frame's.
+    Progress,
+    /// Everything in it is applied already; only the transport half of the checkpoint moves.
+    Duplicate,
+    /// The very same place in the stream once more; nothing moves.
+    Redelivered,
+    /// A chunk or an abort frame: read when its manifest comes.
+    Aside,
+    /// A frame between the last one and this one was not delivered. Ask the stream whether it has
+    /// it: if so, position the consumer anew and go on, else it is a gap.
+    Missing,
+    /// Stop.
+    Halt(Halt),
+}
+
+impl Machine {
+    /// Stands at a checkpoint whose frame the stream is known to hold.
+    pub fn at(lane: Lane, checkpoint: &Checkpoint) -> Self {
+        Self::new(lane, checkpoint, true)
+    }
+
+    /// Stands at a checkpoint whose frame is gone from the stream: the next frame must be a marker
+    /// or genesis that continues at or below it (C26).
+    pub fn before_marker(lane: Lane, checkpoint: &Checkpoint) -> Self {
+        Self::new(lane, checkpoint, false)
+    }
+
+    fn new(lane: Lane, checkpoint: &Checkpoint, proved: bool) -> Self {
+        let transport = &checkpoint.transport;
+        Self {
+            lane,
+            source: checkpoint.source,
+            end_lsn: checkpoint.end_lsn,
+            transaction_end_lsn: checkpoint.transaction_end_lsn,
+            seen: Seen {
+                sequence: transport.sequence,
+                ordinal: transport.ordinal,
+                digest: transport.digest,
+                incarnation: transport.incarnation,
+                proved,
+            },
+        }
+    }
+
+    /// Position up to which frames were handed out.
+    pub fn end_lsn(&self) -> Lsn {
+        self.end_lsn
+    }
+
+    /// End LSN of the last transaction handed out.
+    pub fn transaction_end_lsn(&self) -> Lsn {
+        self.transaction_end_lsn
+    }
+
+    /// Cluster and timeline of the position.
+    pub fn source(&self) -> SourceId {
+        self.source
+    }
+
+    /// Sequence of the last frame accepted.
+    pub fn sequence(&self) -> StreamSequence {
+        self.seen.sequence
+    }
+
+    /// Judges the next frame and, when it is accepted, stands behind it.
+    pub fn frame(&mut self, next: &Delivered) -> Verdict {
+        let verdict = self.judge(next).unwrap_or_else(Verdict::Halt);
+        let header = &next.frame.header;
+        match &verdict {
+            Verdict::Apply(_) | Verdict::Progress => {
+                self.end_lsn = header.position;
+                self.source = header.source;
+                if let Some(end) = last_transaction_end(&next.frame.body) {
+                    self.transaction_end_lsn = end;
+                }
+                self.stand_behind(next);
+            }
+            Verdict::Duplicate => {
+                // A new timeline that begins below the checkpoint carries it on.
+                if closes_lower(&next.frame.body) {
+                    self.source = header.source;
+                }
+                self.stand_behind(next);
+            }
+            Verdict::Redelivered | Verdict::Aside | Verdict::Missing | Verdict::Halt(_) => {}
+        }
+        verdict
+    }
+
+    fn stand_behind(&mut self, next: &Delivered) {
+        let header = &next.frame.header;
+        self.seen = Seen {
+            sequence: next.sequence,
+            ordinal: header.ordinal,
+            digest: next.digest,
+            incarnation: header.incarnation,
+            proved: true,
+        };
+    }
+
+    fn judge(&self, next: &Delivered) -> Result<Verdict, Halt> {
+        let Delivered {
+            sequence, frame, ..
+        } = next;
+        let header = &frame.header;
+        if !frame.body.kind().is_positional() {
+            return Ok(Verdict::Aside);
+        }
+        self.check_form(*sequence, frame)?;
+        let passed = *sequence <= self.seen.sequence && header.incarnation <= self.seen.incarnation;
+        if passed && !self.opens_anew(frame) {
+            return self.seen_before(*sequence, header);
+        }
+        self.check_history(*sequence, frame)?;
+        if let Some(verdict) = self.check_chain(*sequence, frame)? {
+            return Ok(verdict);
+        }
+        self.place(*sequence, frame)
+    }
+
+    /// Whether a genesis or marker found at a place already passed is where reading may begin
+    /// anew: a stream restored from an older copy hands out sequences and incarnations again.
+    fn opens_anew(&self, frame: &Frame) -> bool {
+        continues_at(&frame.body).is_some_and(|lsn| lsn <= self.end_lsn)
+            && history_of(&frame.body)
+                .is_some_and(|history| history.continues(self.source, self.end_lsn))
+    }
+
+    /// The table itself: where the frame's `(follows, position]` lies against the checkpoint.
+    fn place(&self, sequence: StreamSequence, frame: &Frame) -> Result<Verdict, Halt> {
+        let header = &frame.header;
+        if header.position <= self.end_lsn {
+            return Ok(Verdict::Duplicate);
+        }
+        if header.follows > self.end_lsn {
+            return Ok(Verdict::Missing);
+        }
+        let entries: &[BundleEntry] = match &frame.body {
+            Body::Bundle(entries) => entries,
+            Body::Manifest(manifest) => &[entry_of(manifest)],
+            Body::Genesis(_)
+            | Body::Marker(_)
+            | Body::Heartbeat(_)
+            | Body::Chunk(_)
+            | Body::Abort(_) => &[],
+        };
+        let first = entries.partition_point(|entry| entry.end_lsn <= self.end_lsn);
+        self.check_cut(sequence, header, entries, first)?;
+        if first == entries.len() {
+            return Ok(Verdict::Progress);
+        }
+        Ok(Verdict::Apply(first..entries.len()))
+    }
+
+    /// A frame that overlaps the checkpoint must be cut by it exactly where the target already
+    /// was: behind the last transaction applied, and before the start of the next one. Anything
+    /// else is another course of events.
+    fn check_cut(
+        &self,
+        sequence: StreamSequence,
+        header: &Header,
+        entries: &[BundleEntry],
+        first: usize,
+    ) -> Result<(), Halt> {
+        if header.follows == self.end_lsn {
+            return Ok(());
+        }
+        let before = match first.checked_sub(1) {
+            Some(last) => entries[last].end_lsn == self.transaction_end_lsn,
+            None => self.transaction_end_lsn <= header.follows,
+        };
+        let behind = entries
+            .get(first)
+            .is_none_or(|entry| entry.commit_lsn >= self.end_lsn);
+        if before && behind {
+            return Ok(());
+        }
+        Err(fork(
+            sequence,
+            header,
+            format!(
+                "it covers {} to {}, but no transaction in it ends where the target stands ({})",
+                header.follows, header.position, self.end_lsn
+            ),
+        ))
+    }
+
+    /// A place in the stream that was passed already: the consumer was moved back.
+    fn seen_before(&self, sequence: StreamSequence, header: &Header) -> Result<Verdict, Halt> {
+        if header.position <= self.end_lsn {
+            return Ok(Verdict::Redelivered);
+        }
+        Err(fork(
+            sequence,
+            header,
+            format!(
+                "its sequence was passed already, but its position {} is beyond the target's {}",
+                header.position, self.end_lsn
+            ),
+        ))
+    }
+
+    fn check_history(&self, sequence: StreamSequence, frame: &Frame) -> Result<(), Halt> {
+        let header = &frame.header;
+        match history_of(&frame.body) {
+            Some(history) => check_continues(history, self.source, self.end_lsn, sequence),
+            None if header.source == self.source => Ok(()),
+            None => Err(diverged(format!(
+                "frame {} at sequence {sequence} was written on {}, the target stands on {}",
+                header.ordinal, header.source, self.source
+            ))),
+        }
+    }
+
+    /// Order of writers and of ordinals, and the digest of the frame before.
+    fn check_chain(
+        &self,
+        sequence: StreamSequence,
+        frame: &Frame,
+    ) -> Result<Option<Verdict>, Halt> {
+        let header = &frame.header;
+        let seen = &self.seen;
+        if let Some(continues_at) = continues_at(&frame.body) {
+            return self.check_opening(sequence, header, continues_at);
+        }
+        if !seen.proved || header.incarnation > seen.incarnation {
+            // A writer's first frame is its marker (C07): it was not delivered.
+            return Ok(Some(Verdict::Missing));
+        }
+        let reason = if header.incarnation < seen.incarnation {
+            format!("incarnation {} has taken over before it", seen.incarnation)
+        } else if header.ordinal <= seen.ordinal {
+            format!("frame {} was read before it", seen.ordinal)
+        } else if self.is_next(header) && header.previous != seen.digest {
+            format!(
+                "it names {} as the frame before, but that was {}",
+                header.previous, seen.digest
+            )
+        } else {
+            // In line, or behind chunks: those have ordinals too and are not delivered here, so
+            // that `follows` closes the chain.
+            return Ok(None);
+        };
+        Err(fork(sequence, header, reason))
+    }
+
+    /// A genesis or marker: either the next frame in line, or its writer says from where it goes
+    /// on after the stream lost frames (C26).
+    fn check_opening(
+        &self,
+        sequence: StreamSequence,
+        header: &Header,
+        continues_at: Lsn,
+    ) -> Result<Option<Verdict>, Halt> {
+        if continues_at <= self.end_lsn {
+            return Ok(None);
+        }
+        let later = self.seen.proved
+            && header.ordinal > self.seen.ordinal
+            && header.incarnation > self.seen.incarnation;
+        if later && header.follows > self.end_lsn {
+            return Ok(Some(Verdict::Missing));
+        }
+        Err(Halt::new(
+            HaltCode::Gap,
+            format!(
+                "the stream goes on at {continues_at} (sequence {sequence}, incarnation {}), the \
+                 target stands at {}: what lies between is in neither",
+                header.incarnation, self.end_lsn
+            ),
+            "restore the stream, or copy the tables anew: trellara table recopy",
+        ))
+    }
+
+    fn is_next(&self, header: &Header) -> bool {
+        header.ordinal.0 == self.seen.ordinal.0 + 1
+    }
+
+    /// What every frame must say of itself, whatever came before.
+    fn check_form(&self, sequence: StreamSequence, frame: &Frame) -> Result<(), Halt> {
+        let header = &frame.header;
+        if header.lane != self.lane && !closes_or_beats(&frame.body) {
+            return Err(corrupt(
+                sequence,
+                format!("it belongs to lane {}, not {}", header.lane, self.lane),
+            ));
+        }
+        if header.follows > header.position && continues_at(&frame.body).is_none() {
+            return Err(corrupt(
+                sequence,
+                format!(
+                    "it goes back from {} to {}",
+                    header.follows, header.position
+                ),
+            ));
+        }
+        match &frame.body {
+            Body::Bundle(entries) => check_bundle(sequence, frame, entries),
+            Body::Manifest(manifest) if manifest.end_lsn > header.position => Err(corrupt(
+                sequence,
+                "its transaction ends beyond its position".to_owned(),
+            )),
+            Body::Manifest(_)
+            | Body::Genesis(_)
+            | Body::Marker(_)
+            | Body::Heartbeat(_)
+            | Body::Chunk(_)
+            | Body::Abort(_) => Ok(()),
+        }
+    }
+}
+
+/// A manifest seen as a bundle's entry: it holds one transaction.
+pub(crate) fn entry_of(manifest: &Manifest) -> BundleEntry {
+    BundleEntry {
+        source: manifest.source,
+        commit_lsn: manifest.commit_lsn,
+        end_lsn: manifest.end_lsn,
+        xid: manifest.xid,
+        commit_time: manifest.commit_time,
+        bytes: 0,
+        changes: 0,
+    }
+}
+
+/// Whether a frame of this body ends every lower incarnation, so that their open transactions are
+/// garbage (C13).
+pub(crate) fn closes_lower(body: &Body) -> bool {
+    continues_at(body).is_some()
+}
+
+/// From where the writer of a genesis or marker goes on.
+pub(crate) fn continues_at(body: &Body) -> Option<Lsn> {
+    match body {
+        Body::Genesis(Genesis { continues_at, .. }) | Body::Marker(Marker { continues_at, .. }) => {
+            Some(*continues_at)
+        }
+        Body::Heartbeat(_)
+        | Body::Bundle(_)
+        | Body::Chunk(_)
+        | Body::Abort(_)
+        | Body::Manifest(_) => None,
+    }
+}
+
+/// The timelines that a genesis or marker names.
+pub(crate) fn history_of(body: &Body) -> Option<&SourceHistory> {
+    match body {
+        Body::Genesis(Genesis { history, .. }) | Body::Marker(Marker { history, .. }) => {
+            Some(history)
+        }
+        Body::Heartbeat(_)
+        | Body::Bundle(_)
+        | Body::Chunk(_)
+        | Body::Abort(_)
+        | Body::Manifest(_) => None,
+    }
+}
+
+fn closes_or_beats(body: &Body) -> bool {
+    !matches!(body, Body::Bundle(_) | Body::Manifest(_))
+}
+
+fn last_transaction_end(body: &Body) -> Option<Lsn> {
+    match body {
+        Body::Bundle(entries) => entries.last().map(|entry| entry.end_lsn),
+        Body::Manifest(manifest) => Some(manifest.end_lsn),
+        Body::Genesis(_)
+        | Body::Marker(_)
+        | Body::Heartbeat(_)
+        | Body::Chunk(_)
+        | Body::Abort(_) => None,
+    }
+}
+
+fn check_bundle(
+    sequence: StreamSequence,
+    frame: &Frame,
+    entries: &[BundleEntry],
+) -> Result<(), Halt> {
+    let bytes: u64 = entries.iter().map(|entry| u64::from(entry.bytes)).sum();
+    if bytes != frame.payload.len() as u64 {
+        return Err(corrupt(
+            sequence,
+            format!(
+                "its entries have {bytes} bytes, its payload {}",
+                frame.payload.len()
+            ),
+        ));
+    }
+    let mut end = frame.header.follows;
+    for entry in entries {
+        if entry.end_lsn <= end || entry.commit_lsn >= entry.end_lsn {
+            return Err(corrupt(
+                sequence,
+                format!("transaction {} is out of order", entry.identity()),
+            ));
+        }
+        end = entry.end_lsn;
+    }
+    if end > frame.header.position {
+        return Err(corrupt(
+            sequence,
+            "its last transaction ends beyond its position".to_owned(),
+        ));
+    }
+    Ok(())
+}
+
+fn check_continues(
+    history: &SourceHistory,
+    source: SourceId,
+    position: Lsn,
+    sequence: StreamSequence,
+) -> Result<(), Halt> {
+    if history.continues(source, position) {
+        return Ok(());
+    }
+    Err(diverged(format!(
+        "the history of {} named at sequence {sequence} does not contain {position} on {source}, \
+         where the target stands",
+        history.source()
+    )))
+}
+
+fn diverged(reason: String) -> Halt {
+    Halt::new(
+        HaltCode::Diverged,
+        reason,
+        "the target holds transactions that this source never had: copy the tables anew, or point \
+         the flow at the source that had them",
+    )
+}
+
+fn fork(sequence: StreamSequence, header: &Header, reason: String) -> Halt {
+    Halt::new(
+        HaltCode::Fork,
+        format!(
+            "frame {} of incarnation {} at sequence {sequence} does not continue the flow: {reason}",
+            header.ordinal, header.incarnation
+        ),
+        "look at the frames around it with trellara inspect, and for a second writer of this stream",
+    )
+}
+
+fn corrupt(sequence: StreamSequence, reason: String) -> Halt {
+    Halt::new(
+        HaltCode::Corrupt,
+        format!("the frame at sequence {sequence} is damaged: {reason}"),
+        "nothing of it was applied; compare the broker's copies of the stream, or restore it",
+    )
+}

@@ -1,0 +1,205 @@
+//! Where to read on: the proof that the stream still holds the checkpoint's frame, or the marker
+//! that continues it (C26).
+
+use bytes::Bytes;
+use trellara_envelope::{DecodeError, Frame, FrameDigest, Halt, HaltCode, StreamSequence};
+use trellara_jetstream::Broker;
+use trellara_jetstream::read::{Reader, SubjectReader};
+use trellara_jetstream::topology::{self, StreamFacts};
+
+use crate::checkpoint::{Checkpoint, StreamIdentity};
+use crate::machine::{self, Delivered, Machine};
+use crate::options::ApplierOptions;
+use crate::trouble::Trouble;
+
+/// A damaged delivery is fetched again this often: what was damaged on the way is whole in the
+/// stream.
+const REFETCHES: usize = 3;
+
+/// Where reading begins.
+#[derive(Debug)]
+pub(crate) struct Start {
+    /// The first sequence to deliver.
+    pub(crate) sequence: StreamSequence,
+    /// Standing at the checkpoint.
+    pub(crate) machine: Machine,
+    /// `keep_from` of the checkpoint's frame; 0 (trim nothing) when that is gone.
+    pub(crate) keep_from: StreamSequence,
+    /// The stream read from.
+    pub(crate) stream: StreamIdentity,
+}
+
+/// Reads the stream's facts and refuses one that names another target (C24).
+pub(crate) async fn check_stream(
+    broker: &Broker,
+    options: &ApplierOptions,
+    registration: &str,
+) -> Result<StreamFacts, Trouble> {
+    let name = options.flow.stream();
+    let facts = topology::facts(broker, &name).await?;
+    let (reason, hint) = match facts.target() {
+        Some(target) if target == registration => return Ok(facts),
+        Some(target) => (
+            format!("stream {name} belongs to target {target}, this one is {registration}"),
+            "a restored copy of the target? trellara target adopt makes it the one that applies",
+        ),
+        None => (
+            format!("stream {name} names no target that may apply it"),
+            "run trellara setup",
+        ),
+    };
+    Err(Trouble::probe(Halt::new(HaltCode::Config, reason, hint)))
+}
+
+/// Proves that the stream still holds the checkpoint's frame, or finds the newest marker that
+/// continues at or below the checkpoint.
+pub(crate) async fn find(
+    broker: &Broker,
+    reader: &Reader,
+    options: &ApplierOptions,
+    facts: &StreamFacts,
+    checkpoint: &Checkpoint,
+) -> Result<Start, Trouble> {
+    let transport = &checkpoint.transport;
+    let stream = StreamIdentity {
+        name: facts.name.clone(),
+        created: facts.created.clone(),
+    };
+    let held = reader.get(transport.sequence).await?;
+    if let Some(stored) = &held
+        && FrameDigest::of(&stored.payload) == transport.digest
+    {
+        let frame = decode(&stored.payload, stored.sequence)?;
+        return Ok(Start {
+            sequence: StreamSequence(transport.sequence.0 + 1),
+            machine: Machine::at(options.lane, checkpoint),
+            keep_from: frame.header.keep_from,
+            stream,
+        });
+    }
+    if let Some(marker) = newest_continuation(broker, options, facts, checkpoint).await? {
+        tracing::warn!(
+            checkpoint = %transport, marker = %marker,
+            "the checkpoint's frame is gone; reading on from a marker that continues below it"
+        );
+        return Ok(Start {
+            sequence: marker,
+            machine: Machine::before_marker(options.lane, checkpoint),
+            keep_from: StreamSequence(0),
+            stream,
+        });
+    }
+    Err(lost(facts, checkpoint, held.is_some()).into())
+}
+
+async fn newest_continuation(
+    broker: &Broker,
+    options: &ApplierOptions,
+    facts: &StreamFacts,
+    checkpoint: &Checkpoint,
+) -> Result<Option<StreamSequence>, Trouble> {
+    if facts.messages == 0 {
+        return Ok(None);
+    }
+    let mut marks = SubjectReader::open(
+        broker,
+        &facts.name,
+        &options.flow.mark_subject(),
+        facts.first_sequence,
+        facts.last_sequence,
+    )
+    .await?;
+    let mut newest = None;
+    while let Some(stored) = marks.next().await? {
+        let frame = decode(&stored.payload, stored.sequence)?;
+        let (Some(continues_at), Some(history)) = (
+            machine::continues_at(&frame.body),
+            machine::history_of(&frame.body),
+        ) else {
+            continue;
+        };
+        if continues_at <= checkpoint.end_lsn
+            && history.continues(checkpoint.source, checkpoint.end_lsn)
+        {
+            newest = Some(stored.sequence);
+        }
+    }
+    Ok(newest)
+}
+
+fn lost(facts: &StreamFacts, checkpoint: &Checkpoint, another_there: bool) -> Halt {
+    let transport = &checkpoint.transport;
+    if transport.stream.created != facts.created {
+        return Halt::new(
+            HaltCode::StreamReplaced,
+            format!(
+                "stream {} was created at {}, the target was fed from one created at {}, and no \
+                 marker in it continues at or below the target's position {}",
+                facts.name, facts.created, transport.stream.created, checkpoint.end_lsn
+            ),
+            "restore the old stream; with source.acknowledge applied: trellara setup --new-stream",
+        );
+    }
+    let what = if another_there {
+        "another frame stands in its place".to_owned()
+    } else {
+        format!(
+            "the stream now holds sequences {} to {}",
+            facts.first_sequence, facts.last_sequence
+        )
+    };
+    Halt::new(
+        HaltCode::Gap,
+        format!(
+            "the last frame applied, {transport}, is no longer in the stream ({what}), and no \
+             marker continues at or below the target's position {}",
+            checkpoint.end_lsn
+        ),
+        "restore the stream or the target to points that meet, or copy the tables anew",
+    )
+}
+
+/// A delivery as a frame of our flow. A damaged one is fetched from the stream again before it is
+/// called corrupt.
+pub(crate) async fn open(
+    reader: &Reader,
+    options: &ApplierOptions,
+    sequence: StreamSequence,
+    payload: Bytes,
+) -> Result<Delivered, Trouble> {
+    let mut payload = payload;
+    for _ in 0..REFETCHES {
+        if Frame::decode(&payload).is_ok() {
+            break;
+        }
+        let Some(stored) = reader.get(sequence).await? else {
+            break;
+        };
+        payload = stored.payload;
+    }
+    let frame = decode(&payload, sequence)?;
+    if frame.header.flow != options.flow {
+        return Err(corrupt(
+            sequence,
+            &format!("it belongs to flow {}", frame.header.flow),
+        )
+        .into());
+    }
+    Ok(Delivered {
+        sequence,
+        digest: FrameDigest::of(&payload),
+        frame,
+    })
+}
+
+pub(crate) fn decode(payload: &Bytes, sequence: StreamSequence) -> Result<Frame, Halt> {
+    Frame::decode(payload).map_err(|error: DecodeError| corrupt(sequence, &error.to_string()))
+}
+
+pub(crate) fn corrupt(sequence: StreamSequence, what: &str) -> Halt {
+    Halt::new(
+        HaltCode::Corrupt,
+        format!("the frame at sequence {sequence} cannot be used: {what}"),
+        "nothing of it was applied; look at it with trellara inspect, and restore the stream",
+    )
+}

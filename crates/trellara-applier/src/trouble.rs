@@ -1,0 +1,181 @@
+//! What ends an attempt, and what follows from it: the one place where an error becomes a retry,
+//! a probe or a halt.
+
+use trellara_envelope::{Halt, HaltCode};
+use trellara_jetstream::{BrokerError, BrokerErrorKind};
+use trellara_postgres::sqlstate::ErrorClass;
+use trellara_postgres::{ConnectError, ConnectErrorKind, Fault, fault};
+
+use crate::execute::{ApplyError, ApplyErrorKind};
+use crate::schema::SchemaError;
+
+/// Why the running attempt ended.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Trouble {
+    /// Passes by itself: everything is taken up anew after a back-off, for ever (A5).
+    Passing(String),
+    /// Stopped for cause.
+    Halted {
+        /// Code, reason, hint.
+        halt: Halt,
+        /// Who can end it.
+        cure: Cure,
+    },
+    /// A shutdown was asked for.
+    Cancelled,
+}
+
+/// Who can end a halt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cure {
+    /// A change of rights, tables, settings or disk: tried again by itself.
+    Probe,
+    /// Only an operator.
+    Operator,
+}
+
+impl Trouble {
+    pub(crate) fn passing(reason: impl Into<String>) -> Self {
+        Trouble::Passing(reason.into())
+    }
+
+    pub(crate) fn operator(halt: Halt) -> Self {
+        Trouble::Halted {
+            halt,
+            cure: Cure::Operator,
+        }
+    }
+
+    pub(crate) fn probe(halt: Halt) -> Self {
+        Trouble::Halted {
+            halt,
+            cure: Cure::Probe,
+        }
+    }
+}
+
+impl From<Halt> for Trouble {
+    fn from(halt: Halt) -> Self {
+        Trouble::operator(halt)
+    }
+}
+
+impl From<ConnectError> for Trouble {
+    fn from(error: ConnectError) -> Self {
+        if error.is_passing() {
+            return Trouble::passing(format!("the target is not reachable: {error}"));
+        }
+        let code = match error.kind {
+            ConnectErrorKind::Refused => HaltCode::Rights,
+            ConnectErrorKind::Tls
+            | ConnectErrorKind::Protocol
+            | ConnectErrorKind::Server
+            | ConnectErrorKind::Unreachable
+            | ConnectErrorKind::ServerStarting
+            | ConnectErrorKind::TooManyConnections
+            | ConnectErrorKind::NoSuitableServer => HaltCode::Config,
+        };
+        let reason = format!("the target refuses us: {error}");
+        Trouble::probe(Halt::new(code, reason, error.hint))
+    }
+}
+
+impl From<tokio_postgres::Error> for Trouble {
+    /// An error of one of our own statements, never of a row.
+    fn from(error: tokio_postgres::Error) -> Self {
+        Trouble::from(fault(&error))
+    }
+}
+
+impl From<Fault> for Trouble {
+    fn from(fault: Fault) -> Self {
+        let reason = format!("the target: {} [{}]", fault.message, fault.sqlstate);
+        match fault.class {
+            ErrorClass::Passing | ErrorClass::Suspicious => Trouble::passing(reason),
+            // Another applier's row was first: connect again and read the verdict anew.
+            ErrorClass::NotMyPredecessor => {
+                Trouble::passing("another applier's row was first on this lane")
+            }
+            ErrorClass::TargetCannotWrite => Trouble::probe(Halt::new(
+                HaltCode::Config,
+                reason,
+                "the target takes no writes: look at its disk and at default_transaction_read_only",
+            )),
+            ErrorClass::Configuration if fault.sqlstate == "42501" => Trouble::probe(Halt::new(
+                HaltCode::Rights,
+                reason,
+                "run the statements of trellara setup --print-sql on the target",
+            )),
+            ErrorClass::Configuration => Trouble::probe(Halt::new(
+                HaltCode::Config,
+                reason,
+                "run trellara setup against this target",
+            )),
+            ErrorClass::DataFault | ErrorClass::Unknown => Trouble::operator(Halt::new(
+                HaltCode::State,
+                reason,
+                "our own tables refused our own row: was the schema trellara changed by hand?",
+            )),
+        }
+    }
+}
+
+impl From<SchemaError> for Trouble {
+    fn from(error: SchemaError) -> Self {
+        let hint = match &error {
+            SchemaError::Server(fault) => return Trouble::from(fault.clone()),
+            SchemaError::Missing | SchemaError::Older { .. } => "run trellara setup",
+            SchemaError::Newer { .. } => "run the newer trellara that made it",
+        };
+        Trouble::probe(Halt::new(HaltCode::Config, error.to_string(), hint))
+    }
+}
+
+impl From<BrokerError> for Trouble {
+    fn from(error: BrokerError) -> Self {
+        let hint = error.hint().unwrap_or_default().to_owned();
+        match error.kind() {
+            BrokerErrorKind::Passing => Trouble::passing(error.to_string()),
+            BrokerErrorKind::Permission { subject } => Trouble::probe(Halt::new(
+                HaltCode::Rights,
+                error.to_string(),
+                if hint.is_empty() {
+                    format!("let the applier's NATS user use {subject:?}")
+                } else {
+                    hint
+                },
+            )),
+            BrokerErrorKind::Missing => Trouble::probe(Halt::new(
+                HaltCode::NoStream,
+                error.to_string(),
+                "the stream is gone: restore it, or trellara setup --new-stream",
+            )),
+            BrokerErrorKind::Refused { .. } | BrokerErrorKind::Configuration => {
+                Trouble::probe(Halt::new(HaltCode::Broker, error.to_string(), hint))
+            }
+        }
+    }
+}
+
+/// What follows from a change that the target did not take, when it failed alone.
+pub(crate) fn of_apply(error: ApplyError, transaction: &str) -> Trouble {
+    let reason = format!("transaction {transaction}: {error}");
+    match error.kind {
+        ApplyErrorKind::Passing => match error.sqlstate.as_str() {
+            "25006" | "53100" | "58030" => Trouble::probe(Halt::new(
+                HaltCode::Config,
+                reason,
+                "the target takes no writes: look at its disk and at default_transaction_read_only",
+            )),
+            _ => Trouble::passing(reason),
+        },
+        ApplyErrorKind::Schema => Trouble::probe(Halt::new(HaltCode::Schema, reason, error.hint)),
+        ApplyErrorKind::Rights => Trouble::probe(Halt::new(HaltCode::Rights, reason, error.hint)),
+        ApplyErrorKind::Data | ApplyErrorKind::Count | ApplyErrorKind::Unknown => {
+            Trouble::operator(Halt::new(HaltCode::ApplyFailed, reason, error.hint))
+        }
+        ApplyErrorKind::Corrupt => {
+            Trouble::operator(Halt::new(HaltCode::Corrupt, reason, error.hint))
+        }
+    }
+}
