@@ -1,5 +1,90 @@
+# `make help` lists the targets. Everything runs on this machine only, without Docker.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.ONESHELL:
+.DEFAULT_GOAL := help
+
 SERVERS := python3 deploy/servers/servers.py
+# The tests and the demo look for the servers where the script says it puts them.
+export TRELLARA_SERVERS_DIR := $(shell $(SERVERS) --where 2>/dev/null)
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+# A lock file that does not fit the manifests is a mistake, not something to mend on the way.
+LOCKED ?= --locked
+
+# Prints how long a ring of tests took.
+define RING
+ring() {
+  local name=$$1 started=$$SECONDS; shift
+  "$$@"
+  printf '%-10s %4d s\n' "$$name" $$((SECONDS - started)) >>"$$rings"
+}
+rings=$$(mktemp)
+trap 'echo; echo "seconds per ring:"; cat "$$rings"; rm -f "$$rings"' EXIT
+endef
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-10s %s\n", $$1, $$2}' Makefile
 
 .PHONY: servers
 servers: ## bring PostgreSQL and nats-server into the cache
 	@$(SERVERS)
+
+.PHONY: build
+build: ## build the program, optimised
+	@cargo build $(LOCKED) --release -p trellara
+
+.PHONY: test
+test: servers ## every ring of tests against real servers (nextest where installed, else cargo test)
+	@$(RING)
+	beside=("$(TARGET)/debug/with-servers" --postgres 15,18 --)
+	# One build of everything that is run: the tests start the program and the servers' wrapper.
+	ring build cargo build $(LOCKED) --workspace --bins --tests
+	if cargo nextest --version >/dev/null 2>&1; then
+	  run=(cargo nextest run $(LOCKED) --workspace)
+	  words='package(trellara-envelope) + package(trellara-pgoutput)'
+	  ring pure "$${run[@]}" -E "kind(lib) + kind(bin) + $$words"
+	  ring real "$${beside[@]}" "$${run[@]}" -E "kind(test) - ($$words) - package(trellara-e2e)"
+	  ring blackbox "$${beside[@]}" "$${run[@]}" -E 'kind(test) & package(trellara-e2e)'
+	else
+	  ring pure cargo test $(LOCKED) --workspace --lib --bins
+	  ring real "$${beside[@]}" cargo test $(LOCKED) --workspace --exclude trellara-e2e --test '*'
+	  ring blackbox "$${beside[@]}" cargo test $(LOCKED) -p trellara-e2e --test '*' -- --test-threads 4
+	fi
+	ring doc cargo test $(LOCKED) --workspace --doc --quiet
+
+.PHONY: demo
+demo: servers build ## the whole thing on this machine, with kills, ending in a comparison
+	@"$(TARGET)/release/trellara" demo
+
+.PHONY: soak
+soak: ## a minute of load and kills on each supported server (SECONDS_EACH=60 SEED=random PAIRS="18/2.15.1")
+	@$(SERVERS) soak >/dev/null
+	cargo build $(LOCKED) --release -p trellara -p trellara-testkit --bins
+	for pair in $(or $(PAIRS),15/2.10.26 16/2.12.8 17/2.14.6 18/2.15.1); do
+	  echo "== PostgreSQL $${pair%/*}, nats-server $${pair#*/}"
+	  "$(TARGET)/release/soak" "$(or $(SECONDS_EACH),60)" "$(or $(SEED),random)" "$${pair%/*}" "$${pair#*/}"
+	done
+
+.PHONY: sim
+sim: ## seeded simulations of the shipped machines, more cases than `make test` runs
+	@PROPTEST_CASES=$(or $(CASES),20000) cargo test $(LOCKED) --release -p trellara-relay -p trellara-applier machine
+
+.PHONY: bench
+bench: servers ## side by side with native logical replication, with bars and verdicts
+	@cargo build $(LOCKED) --release -p trellara -p trellara-testkit --bins
+	"$(TARGET)/release/bench"
+
+.PHONY: lint
+lint: ## formatting, lints, and the absences of docs/architecture.md
+	@cargo fmt --all --check
+	cargo clippy $(LOCKED) --workspace --all-targets -- -D warnings
+	# Over the whole workspace, so that `make test` finds the same build.
+	cargo test $(LOCKED) --quiet --workspace --test it absences
+	if cargo deny --version >/dev/null 2>&1; then cargo deny --offline check bans licenses sources; fi
+
+.PHONY: clean
+clean: ## delete what was built here (the servers' cache stays)
+	@cargo clean
+	rm -rf .bench

@@ -6,6 +6,7 @@
 
 #![allow(clippy::print_stderr, reason = "tests print their seeds")]
 
+mod absences;
 mod identity;
 mod names;
 mod protocol;
