@@ -11,8 +11,13 @@ pub const MAX_RECORD_BYTES: usize = 1 << 30;
 /// A larger gathered record is given back after use, so that one huge row costs its memory once.
 const KEPT_CAPACITY: usize = 1 << 20;
 
-/// Walks over the records of one transaction: skips what was rolled back, keeps the relation map
+/// Walks over the records of a transaction: skips what was rolled back, keeps the relation map
 /// current and counts the surviving changes.
+///
+/// A chunked transaction can be read alone. In a bundle a table is described once, by the first
+/// transaction that needs it, so its transactions are read in order with one reader, going on
+/// with [`ChangeReader::next_transaction`]; one that begins behind the first is told the earlier
+/// records with [`ChangeReader::describe`].
 ///
 /// Pieces are fed as they come, a bundle's slice or one chunk after another; a record may span
 /// any number of them. Records inside a piece are read where they are. One that spans pieces is
@@ -124,14 +129,26 @@ impl<'a> ChangeReader<'a> {
         &self.relations
     }
 
-    /// Ends the transaction: nothing may be left over. Returns the number of surviving changes.
-    pub fn finish(mut self) -> Result<u64, Error> {
+    /// Learns what earlier records of the same bundle describe, without reading their changes.
+    pub fn describe(&mut self, earlier: &[u8]) -> Result<(), Error> {
+        self.relations.observe_records(earlier)
+    }
+
+    /// Ends the transaction: nothing may be left over. Returns the number of surviving changes,
+    /// which are counted from 1 again; what was described stays known.
+    pub fn next_transaction(&mut self) -> Result<u64, Error> {
         self.release();
         if self.piece.is_empty() && self.gathered.is_empty() {
-            Ok(self.total_order)
+            Ok(std::mem::take(&mut self.total_order))
         } else {
             Err(Error::TruncatedRecord)
         }
+    }
+
+    /// Ends the last transaction: nothing may be left over. Returns the number of its surviving
+    /// changes.
+    pub fn finish(mut self) -> Result<u64, Error> {
+        self.next_transaction()
     }
 
     /// Lets go of the record last found.

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use trellara_envelope::Oid;
+use trellara_envelope::records::Records;
 
 use crate::relation::schema_name;
-use crate::{Message, Relation};
+use crate::{Error, Kind, Message, Relation, decode};
 
 /// Tables and types by oid, each as last described. A later description replaces an earlier one
 /// from there on, as in a transaction that alters a table between two changes.
@@ -49,6 +50,20 @@ impl RelationMap {
             }
             _ => {}
         }
+    }
+
+    /// Remembers what whole records outside stream blocks describe, and reads nothing else of
+    /// them: for a reader that begins in the middle of a bundle, whose earlier transactions may
+    /// hold the descriptions that later ones rely on.
+    pub fn observe_records(&mut self, records: &[u8]) -> Result<(), Error> {
+        for record in Records::new(records) {
+            let record = record.map_err(|_| Error::TruncatedRecord)?;
+            let kind = Kind::of(record.first().copied().unwrap_or_default())?;
+            if matches!(kind, Kind::Relation | Kind::Type) {
+                self.observe(&decode(record, false)?);
+            }
+        }
+        Ok(())
     }
 
     /// A table as last described.

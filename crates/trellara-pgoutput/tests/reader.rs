@@ -219,6 +219,55 @@ fn damaged_records_are_named() {
     assert!(MAX_RECORD_BYTES < u32::MAX as usize);
 }
 
+/// A bundle describes a table once. Its transactions are read in order, or one of them after the
+/// descriptions of those before it.
+#[test]
+fn transactions_of_a_bundle_share_their_descriptions() {
+    let mut first = Vec::new();
+    records::push(&mut first, b"Y\0\0\0\x63public\0mood\0");
+    records::push(
+        &mut first,
+        b"R\0\0\0\x07public\0t\0d\0\x01\0a\0\0\0\0\x63\xff\xff\xff\xff",
+    );
+    records::push(&mut first, b"I\0\0\0\x07N\0\x01n");
+    let mut second = Vec::new();
+    records::push(&mut second, b"I\0\0\0\x07N\0\x01n");
+    records::push(&mut second, b"T\0\0\0\x01\0\0\0\0\x07");
+    assert_eq!(
+        read(false, &AbortedSet::EMPTY, whole(&second)),
+        Err(Error::UnknownRelation(Oid(7)))
+    );
+
+    let mut reader = ChangeReader::new(false, &AbortedSet::EMPTY);
+    let mut orders = Vec::new();
+    for transaction in [&first, &second] {
+        reader.feed(Bytes::copy_from_slice(transaction));
+        while let Some(change) = reader.next_change().expect("described") {
+            orders.extend(change.total_order);
+        }
+        reader.next_transaction().expect("whole");
+    }
+    assert_eq!(orders, [1, 1, 2], "each transaction counts from 1");
+
+    let mut alone = ChangeReader::new(false, &AbortedSet::EMPTY);
+    alone.describe(&first).expect("whole records");
+    alone.feed(Bytes::from(second));
+    let change = alone.next_change().expect("described").expect("an insert");
+    assert_eq!(change.total_order, Some(1));
+    assert_eq!(
+        change
+            .relations
+            .type_name(Oid(0x63))
+            .map(|known| known.name.as_str()),
+        Some("mood")
+    );
+    let cut = &first[..first.len() - 1];
+    assert_eq!(
+        ChangeReader::new(false, &AbortedSet::EMPTY).describe(cut),
+        Err(Error::TruncatedRecord)
+    );
+}
+
 proptest! {
     /// However the chunks are cut, even byte by byte, the same changes come out.
     #[test]
