@@ -238,7 +238,8 @@ fn transactions_of_a_bundle_share_their_descriptions() {
         Err(Error::UnknownRelation(Oid(7)))
     );
 
-    let mut reader = ChangeReader::new(false, &AbortedSet::EMPTY);
+    let none = AbortedSet::EMPTY;
+    let mut reader = ChangeReader::new(false, &none);
     let mut orders = Vec::new();
     for transaction in [&first, &second] {
         reader.feed(Bytes::copy_from_slice(transaction));
@@ -249,7 +250,7 @@ fn transactions_of_a_bundle_share_their_descriptions() {
     }
     assert_eq!(orders, [1, 1, 2], "each transaction counts from 1");
 
-    let mut alone = ChangeReader::new(false, &AbortedSet::EMPTY);
+    let mut alone = ChangeReader::new(false, &none);
     alone.describe(&first).expect("whole records");
     alone.feed(Bytes::from(second));
     let change = alone.next_change().expect("described").expect("an insert");
@@ -263,7 +264,7 @@ fn transactions_of_a_bundle_share_their_descriptions() {
     );
     let cut = &first[..first.len() - 1];
     assert_eq!(
-        ChangeReader::new(false, &AbortedSet::EMPTY).describe(cut),
+        ChangeReader::new(false, &none).describe(cut),
         Err(Error::TruncatedRecord)
     );
 }
