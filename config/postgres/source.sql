@@ -1,0 +1,74 @@
+-- Rights on a source database. Run in that database, as a superuser:
+--     psql -d shop -f source.sql
+-- Running it again changes nothing; run it again after adding tables. The roles have no password:
+-- give them one with \password, or use certificates.
+
+-- Which schemas, and which flow.
+SET trellara.schemas = 'public';
+SET trellara.flow = 'shop';
+
+-- trellara_capture runs the relay. REPLICATION lets it read the whole cluster's WAL through a slot
+-- of its own: whoever has this role's password has the data of every database there, so its
+-- connections come from the relay's host only (pg_hba.conf, below). It can write nothing.
+-- trellara_admin runs `trellara setup` and `remove`: it makes the publication and drops it.
+DO $$
+DECLARE
+    role text;
+BEGIN
+    FOREACH role IN ARRAY ARRAY['trellara_capture', 'trellara_admin'] LOOP
+        IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = role) THEN
+            EXECUTE format('CREATE ROLE %I LOGIN', role);
+        END IF;
+    END LOOP;
+END
+$$;
+-- A relay holds two connections, and two more while it takes over from a dead one.
+ALTER ROLE trellara_capture REPLICATION CONNECTION LIMIT 8;
+ALTER ROLE trellara_admin REPLICATION;
+
+-- SELECT is for the checks and the initial copy; streaming itself needs none.
+-- With row security on these tables, the copy would miss rows: then, and only then,
+--     ALTER ROLE trellara_capture BYPASSRLS;
+DO $$
+DECLARE
+    schema text;
+BEGIN
+    EXECUTE format('GRANT CONNECT ON DATABASE %I TO trellara_capture, trellara_admin',
+                   current_database());
+    -- CREATE on the database is what CREATE PUBLICATION asks for.
+    EXECUTE format('GRANT CREATE ON DATABASE %I TO trellara_admin', current_database());
+    FOREACH schema IN ARRAY string_to_array(replace(current_setting('trellara.schemas'), ' ', ''), ',') LOOP
+        EXECUTE format('GRANT USAGE ON SCHEMA %I TO trellara_capture, trellara_admin', schema);
+        EXECUTE format('GRANT SELECT ON ALL TABLES IN SCHEMA %I TO trellara_capture, trellara_admin', schema);
+    END LOOP;
+END
+$$;
+
+-- Optional: lets `check` and `status` name the session that blocks the slot's creation.
+GRANT pg_read_all_stats TO trellara_capture, trellara_admin;
+
+-- The publication. Only a table's owner can publish it, so a DBA makes it here and Trellara uses
+-- it as it is. publish_via_partition_root stays off: partitions arrive as themselves.
+DO $$
+DECLARE
+    publication text := 'trellara_' || current_setting('trellara.flow');
+    tables text;
+BEGIN
+    SELECT string_agg(format('%I.%I', n.nspname, c.relname), ', ' ORDER BY n.nspname, c.relname)
+      INTO tables
+      FROM pg_catalog.pg_class AS c
+      JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+     WHERE c.relkind = 'r' AND c.relpersistence = 'p'
+       AND n.nspname = ANY (string_to_array(replace(current_setting('trellara.schemas'), ' ', ''), ','));
+    IF tables IS NULL THEN
+        RAISE NOTICE 'no tables in schemas %: no publication made', current_setting('trellara.schemas');
+    ELSIF NOT EXISTS (SELECT FROM pg_catalog.pg_publication WHERE pubname = publication) THEN
+        EXECUTE format('CREATE PUBLICATION %I FOR TABLE %s', publication, tables);
+    END IF;
+END
+$$;
+
+-- pg_hba.conf: `replication` in the second column is for physical replication; a logical walsender
+-- names its database, so these lines serve both of the relay's connections.
+--     hostssl shop  trellara_capture  RELAY_HOST/32  scram-sha-256
+--     hostssl shop  trellara_admin    ADMIN_HOST/32  scram-sha-256

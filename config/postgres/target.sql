@@ -1,0 +1,66 @@
+-- Rights on a target database. Run in that database, as a superuser, once before and once after
+-- `trellara setup` (the second time grants what setup made):
+--     psql -d shop -f target.sql
+--     TRELLARA__TARGET__URL=postgresql://trellara_admin@db2/shop trellara setup
+--     psql -d shop -f target.sql
+-- Running it again changes nothing; run it again after adding tables. The roles have no password:
+-- give them one with \password, or use certificates.
+
+-- Which schemas are written.
+SET trellara.schemas = 'public';
+
+-- trellara_apply runs the applier: it writes the replicated tables and adds to Trellara's records,
+-- but owns neither, so that it cannot rewrite what was recorded.
+-- trellara_admin runs `trellara setup` and `remove`, and owns the schema `trellara`.
+DO $$
+DECLARE
+    role text;
+BEGIN
+    FOREACH role IN ARRAY ARRAY['trellara_apply', 'trellara_admin'] LOOP
+        IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = role) THEN
+            EXECUTE format('CREATE ROLE %I LOGIN', role);
+        END IF;
+    END LOOP;
+END
+$$;
+ALTER ROLE trellara_apply CONNECTION LIMIT 16;
+
+DO $$
+DECLARE
+    schema text;
+BEGIN
+    EXECUTE format('GRANT CONNECT ON DATABASE %I TO trellara_apply, trellara_admin', current_database());
+    EXECUTE format('GRANT CREATE ON DATABASE %I TO trellara_admin', current_database());
+    FOREACH schema IN ARRAY string_to_array(replace(current_setting('trellara.schemas'), ' ', ''), ',') LOOP
+        EXECUTE format('GRANT USAGE ON SCHEMA %I TO trellara_apply, trellara_admin', schema);
+        -- UPDATE and DELETE find their rows by their columns, which needs SELECT.
+        EXECUTE format('GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON ALL TABLES IN SCHEMA %I TO trellara_apply', schema);
+        EXECUTE format('GRANT SELECT ON ALL TABLES IN SCHEMA %I TO trellara_admin', schema);
+        -- For a cut-over, when the target's sequences are moved behind the source's.
+        EXECUTE format('GRANT SELECT, UPDATE ON ALL SEQUENCES IN SCHEMA %I TO trellara_apply', schema);
+    END LOOP;
+END
+$$;
+
+-- Under the replica role the target's ordinary triggers and foreign keys do not act a second time
+-- on rows that the source's have dealt with already. Without this right they do.
+-- A table's owner can still run code as the applier (defaults, index expressions, CHECKs, domains):
+-- replicated tables belong to roles that you trust as much as this one.
+GRANT SET ON PARAMETER session_replication_role TO trellara_apply;
+
+-- Trellara's own records, once setup has made them.
+DO $$
+BEGIN
+    IF to_regclass('trellara.applied') IS NOT NULL THEN
+        GRANT USAGE ON SCHEMA trellara TO trellara_apply;
+        GRANT SELECT ON trellara.state_version TO trellara_apply;
+        GRANT SELECT, UPDATE ON trellara.lane TO trellara_apply;
+        -- Insert-only: the newest row of a lane is its checkpoint.
+        GRANT SELECT, INSERT ON trellara.applied TO trellara_apply;
+    END IF;
+END
+$$;
+
+-- pg_hba.conf:
+--     hostssl shop  trellara_apply  APPLIER_HOST/32  scram-sha-256
+--     hostssl shop  trellara_admin  ADMIN_HOST/32    scram-sha-256
