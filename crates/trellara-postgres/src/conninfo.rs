@@ -157,6 +157,15 @@ fn split_uri(text: &str) -> Result<Settings, ConnectStringError> {
         }
         rest = after;
     }
+    // libpq would take what stands before a further @ for a host or a database; it is far likelier
+    // the rest of a password, and would then be shown in every message.
+    if rest[..rest.find('?').unwrap_or(rest.len())].contains('@') {
+        return Err(ConnectStringError::new(
+            "an @ of the connection URI is in a place where none can be",
+            "percent-encode the password: @ as %40, / as %2F, : as %3A; write @ in a database name \
+             as %40 too",
+        ));
+    }
     rest = split_hosts(rest, &mut settings)?;
     if let Some(path) = rest.strip_prefix('/') {
         let end = path.find('?').unwrap_or(path.len());

@@ -25,6 +25,8 @@ mod socket;
 pub mod sqlstate;
 mod startup;
 mod stream;
+#[cfg(test)]
+mod tests;
 mod tls;
 mod wire;
 
