@@ -107,14 +107,22 @@ impl Writer {
         let none_aborted = AbortedSet::EMPTY;
         if !units.is_empty() {
             let mut executor = self.executor(client, set_wise);
+            let mut reader = ChangeReader::new(false, &none_aborted);
             for (index, unit) in units.iter().enumerate() {
                 if index > 0 {
                     executor.next_transaction();
                 }
-                let mut reader = ChangeReader::new(false, &none_aborted);
+                if index == 0 || unit.begins {
+                    // A bundle describes each table once, perhaps in a transaction that is skipped.
+                    reader
+                        .describe(&unit.earlier)
+                        .map_err(|error| unreadable(unit, &error))?;
+                }
                 reader.feed(unit.records.clone());
                 apply_fed(&mut executor, &mut reader, unit).await?;
-                reader.finish().map_err(|error| unreadable(unit, &error))?;
+                reader
+                    .next_transaction()
+                    .map_err(|error| unreadable(unit, &error))?;
             }
             changes = executor.flush().await.map_err(Failure::Change)?.changes;
         }

@@ -26,6 +26,10 @@ pub(crate) struct Unit {
     pub(crate) identity: TransactionIdentity,
     pub(crate) end_lsn: Lsn,
     pub(crate) records: Bytes,
+    /// The records of the same bundle in front of it: they describe tables for it as well.
+    pub(crate) earlier: Bytes,
+    /// Whether `earlier` was not taken just before it, so that nobody has read it.
+    pub(crate) begins: bool,
     /// Where the lane stands when it is committed alone (C21).
     pub(crate) after: Checkpoint,
 }
@@ -96,7 +100,8 @@ impl Batch {
         let header = &delivered.frame.header;
         let payload = &delivered.frame.payload;
         let mut at: usize = entries[..range.start].iter().map(length).sum();
-        for entry in &entries[range] {
+        for (index, entry) in entries[range].iter().enumerate() {
+            let earlier = payload.slice(..at);
             let records = payload.slice(at..at + length(entry));
             at += length(entry);
             self.bytes += records.len();
@@ -107,6 +112,8 @@ impl Batch {
                 identity: entry.identity(),
                 end_lsn: entry.end_lsn,
                 records,
+                earlier,
+                begins: index == 0,
                 after: self.to.clone(),
             });
         }
