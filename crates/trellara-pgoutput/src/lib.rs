@@ -5,9 +5,9 @@
 //! readers use it: the relay [`peek`]s at each message and never looks at values; the applier and
 //! `inspect` read a transaction's records through a [`ChangeReader`].
 //!
-//! It is pure: no I/O, no clock, no async runtime. Only the private `cursor` module touches bytes
-//! by position, and every length is checked there before it is used. Errors carry kinds, counts
-//! and object ids, never values.
+//! It is pure: no I/O, no clock, no async runtime. Only the private `cursor` module takes a message
+//! apart, and it checks every length before it uses it. Errors carry kinds, counts and object ids,
+//! never values.
 
 mod cursor;
 mod decode;

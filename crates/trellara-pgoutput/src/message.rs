@@ -112,7 +112,8 @@ pub enum Message<'a> {
     },
 }
 
-/// A type that is not built in.
+/// A type that is not built in. Of a domain PostgreSQL sends the oid with the name of its base
+/// type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TypeBody<'a> {
     /// The (sub)transaction, inside a stream block.

@@ -17,7 +17,8 @@ pub struct RelationMap {
     types: BTreeMap<Oid, TypeName>,
 }
 
-/// The name of a type that is not built in.
+/// The name of a type that is not built in. Of a domain PostgreSQL sends the oid with the name of
+/// its base type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TypeName {
     /// Its schema; never empty.
