@@ -7,7 +7,7 @@
 //! The rule, in the order in which it is kept:
 //!
 //! 1. START_REPLICATION succeeds: the slot is ours (R3). Only now facts are read, and
-//!    `resume`, a pure table, says whether and how to go on.
+//!    [`resume`], a pure table, says whether and how to go on.
 //! 2. The incarnation's marker is published at the tail's next sequence. A relay that is not the
 //!    newest is refused here.
 //! 3. pgoutput messages become frames without being interpreted; each frame names its
@@ -19,12 +19,18 @@
 //! 5. After any doubt about a publish the stream's tail decides, not memory (R4). A tail written
 //!    by a newer incarnation ends this relay; it never goes on from memory (C08).
 //!
-//! Deciding lives in `machine` (no await, no clock, no randomness) and `resume`; acting lives
+//! Deciding lives in [`machine`] (no await, no clock, no randomness) and [`resume`]; acting lives
 //! in the run loop. The relay keeps nothing on disk (R5), and status updates flow from a thread
 //! that never waits for the broker (R6).
 
+mod asking;
+mod facts;
 mod genesis;
+mod incarnation;
+pub mod machine;
+mod metrics;
 mod options;
+pub mod resume;
 mod run;
 mod status;
 

@@ -1,5 +1,7 @@
 //! The publication: which tables belong to it, identified by oid, and how it is made.
 
+use std::collections::BTreeSet;
+
 use trellara_envelope::{FrameDigest, Oid, PublicationMember};
 use trellara_postgres::{Session, quote};
 
@@ -128,7 +130,8 @@ pub async fn describe(
         .client
         .query(
             "SELECT t.schemaname::text, t.tablename::text, c.oid, coalesce(r.oid, 0::oid), \
-                    coalesce(t.rowfilter, ''), coalesce(t.attnames::text, '') \
+                    coalesce(pg_catalog.pg_get_expr(r.prqual, r.prrelid), ''), \
+                    coalesce(r.prattrs::text, '') \
              FROM pg_catalog.pg_publication_tables t \
              JOIN pg_catalog.pg_namespace n ON n.nspname = t.schemaname \
              JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename \
@@ -154,13 +157,10 @@ fn member(row: &tokio_postgres::Row) -> Member {
         schema: row.get(0),
         name: row.get(1),
     };
+    // Names are left out: a table that is renamed is still the same table. Without a column list
+    // a new column changes nothing here; the relation's own description says so.
     let mut definition = Vec::new();
-    for part in [
-        table.schema.as_str(),
-        table.name.as_str(),
-        row.get::<_, &str>(4),
-        row.get::<_, &str>(5),
-    ] {
+    for part in [row.get::<_, &str>(4), row.get::<_, &str>(5)] {
         definition.extend_from_slice(&(part.len() as u64).to_be_bytes());
         definition.extend_from_slice(part.as_bytes());
     }
@@ -172,6 +172,22 @@ fn member(row: &tokio_postgres::Row) -> Member {
         },
         table,
     }
+}
+
+/// Which of these relations exist.
+pub async fn existing(
+    session: &Session,
+    relations: &[Oid],
+) -> Result<BTreeSet<Oid>, tokio_postgres::Error> {
+    let oids: Vec<u32> = relations.iter().map(|oid| oid.0).collect();
+    let rows = session
+        .client
+        .query(
+            "SELECT oid FROM pg_catalog.pg_class WHERE oid = ANY($1)",
+            &[&oids],
+        )
+        .await?;
+    Ok(rows.iter().map(|row| Oid(row.get(0))).collect())
 }
 
 /// The tables that the patterns name now, sorted, each once. Partitions are left out (they come

@@ -120,3 +120,36 @@ pub async fn drop(session: &Session, name: &str) -> Result<bool, tokio_postgres:
     session.client.batch_execute(&block).await?;
     Ok(true)
 }
+
+/// Whether commits on the source wait for the walsender of this slot (C05). False when nobody
+/// reads from it.
+pub async fn is_synchronous_standby(
+    session: &Session,
+    name: &str,
+) -> Result<bool, tokio_postgres::Error> {
+    let row = session
+        .client
+        .query_opt(
+            "SELECT coalesce(r.sync_state, 'async') <> 'async' \
+             FROM pg_catalog.pg_replication_slots s \
+             JOIN pg_catalog.pg_stat_replication r ON r.pid = s.active_pid \
+             WHERE s.slot_name = $1",
+            &[&name],
+        )
+        .await?;
+    Ok(row.is_some_and(|row| row.get(0)))
+}
+
+/// The flush position; `None` when the server is a standby.
+pub async fn flush_position(session: &Session) -> Result<Option<Lsn>, tokio_postgres::Error> {
+    let row = session
+        .client
+        .query_one(
+            "SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN NULL \
+             ELSE pg_catalog.pg_current_wal_flush_lsn()::text END",
+            &[],
+        )
+        .await?;
+    let text: Option<String> = row.get(0);
+    Ok(text.and_then(|text| text.parse().ok()))
+}

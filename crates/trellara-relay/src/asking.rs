@@ -1,0 +1,215 @@
+//! Questions to broker and source that the machine, or the clock, asks; each has a time limit and
+//! is answered by an event.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use trellara_envelope::{Halt, Marker, PositionReport, StreamSequence};
+use trellara_jetstream::read::Reader;
+use trellara_jetstream::topology::StreamFacts;
+use trellara_jetstream::{Broker, BrokerErrorKind, topology, trim};
+use trellara_postgres::{ConnectErrorKind, Session};
+use trellara_source::publication::PublicationFacts;
+use trellara_source::slot;
+
+use crate::RelayOptions;
+use crate::facts;
+use crate::machine::{ProbeAnswer, TailAnswer};
+use crate::resume::compare_members;
+
+/// A question to the source is given up after this long.
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// What is asked.
+pub(crate) enum Question {
+    /// The stream's last frame.
+    Tail,
+    /// Whether a report's frame is what it says.
+    Report(PositionReport),
+    /// The stream's size and registered target.
+    Stream,
+    /// Whether the source takes connections.
+    Probe,
+    /// Whether the publication still has the marker's members (C06).
+    Membership,
+    /// Whether commits wait for us (C05).
+    Synchronous,
+    /// Remove what is garbage.
+    Purge {
+        subject: String,
+        below: StreamSequence,
+    },
+}
+
+/// What is answered.
+pub(crate) enum Answer {
+    Tail(TailAnswer),
+    Report(PositionReport, bool),
+    /// `None` when nothing was answered.
+    Stream(Option<StreamFacts>),
+    Probed(ProbeAnswer),
+    Membership(Result<(), Failed>),
+    /// `None` when nothing was answered.
+    Synchronous(Option<bool>),
+    Done,
+}
+
+/// Why a check did not pass.
+pub(crate) enum Failed {
+    Halt(Halt),
+    NoAnswer(String),
+}
+
+/// Asks.
+pub(crate) struct Asker {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    options: RelayOptions,
+    broker: Broker,
+    reader: Reader,
+    /// Replaced when it is lost.
+    session: Mutex<Arc<Session>>,
+    marker: Marker,
+    publication: PublicationFacts,
+}
+
+impl Asker {
+    /// `marker` is the incarnation's own, `publication` what it was made from.
+    pub(crate) fn new(
+        options: RelayOptions,
+        broker: Broker,
+        session: Arc<Session>,
+        marker: Marker,
+        publication: PublicationFacts,
+    ) -> Self {
+        let reader = Reader::new(&broker, &options.flow.stream());
+        Self {
+            shared: Arc::new(Shared {
+                options,
+                broker,
+                reader,
+                session: Mutex::new(session),
+                marker,
+                publication,
+            }),
+        }
+    }
+
+    /// Asks at once; the answer comes through the future.
+    pub(crate) fn ask(&self, question: Question) -> Pin<Box<dyn Future<Output = Answer> + Send>> {
+        let shared = self.shared.clone();
+        Box::pin(async move {
+            match question {
+                Question::Tail => Answer::Tail(shared.tail().await),
+                Question::Report(report) => {
+                    let fits = shared.fits(&report).await;
+                    Answer::Report(report, fits)
+                }
+                Question::Stream => {
+                    let stream = shared.options.flow.stream();
+                    Answer::Stream(topology::facts(&shared.broker, &stream).await.ok())
+                }
+                Question::Probe => Answer::Probed(shared.probe().await),
+                Question::Membership => Answer::Membership(shared.membership().await),
+                Question::Synchronous => Answer::Synchronous(shared.synchronous().await),
+                Question::Purge { subject, below } => {
+                    shared.purge(&subject, below).await;
+                    Answer::Done
+                }
+            }
+        })
+    }
+}
+
+impl Shared {
+    async fn tail(&self) -> TailAnswer {
+        match self.reader.tail().await {
+            Ok(None) => TailAnswer::Gone,
+            Ok(Some(last)) => match facts::tail_of(&last, &self.options.flow) {
+                Ok((tail, _)) => TailAnswer::Frame(tail),
+                Err(reason) => TailAnswer::Foreign(reason),
+            },
+            Err(error) if *error.kind() == BrokerErrorKind::Missing => TailAnswer::Gone,
+            Err(error) => TailAnswer::Failed(error.to_string()),
+        }
+    }
+
+    async fn fits(&self, report: &PositionReport) -> bool {
+        let Ok(Some(stored)) = self.reader.get(report.sequence).await else {
+            return false;
+        };
+        facts::tail_of(&stored, &self.options.flow).is_ok_and(|(frame, _)| {
+            frame.ordinal == report.ordinal && frame.digest == report.digest
+        })
+    }
+
+    async fn probe(&self) -> ProbeAnswer {
+        match tokio::time::timeout(TIMEOUT, self.options.source.session()).await {
+            Ok(Err(error)) if error.kind == ConnectErrorKind::ServerStarting => {
+                ProbeAnswer::ShuttingDown
+            }
+            _ => ProbeAnswer::Other,
+        }
+    }
+
+    async fn membership(&self) -> Result<(), Failed> {
+        let check = async {
+            let session = self.session().await?;
+            facts::members(&session, &self.options.source, Some(&self.marker))
+                .await
+                .map_err(|fault| fault.message)
+        };
+        let (publication, existing) = match tokio::time::timeout(TIMEOUT, check).await {
+            Ok(Ok(read)) => read,
+            Ok(Err(reason)) => return Err(Failed::NoAnswer(reason)),
+            Err(_) => return Err(Failed::NoAnswer("no answer in time".to_owned())),
+        };
+        let Some(publication) = publication else {
+            return Err(Failed::Halt(crate::resume::no_publication()));
+        };
+        // Beyond what the marker frame can carry, memory still has all members.
+        let known = Marker {
+            members: self.publication.member_ids(),
+            ..self.marker.clone()
+        };
+        compare_members(&known, &publication, &existing).map_err(Failed::Halt)
+    }
+
+    async fn synchronous(&self) -> Option<bool> {
+        let check = async {
+            let session = self.session().await.ok()?;
+            let name = &self.options.source.slot;
+            slot::is_synchronous_standby(&session, name).await.ok()
+        };
+        tokio::time::timeout(TIMEOUT, check).await.ok().flatten()
+    }
+
+    async fn purge(&self, subject: &str, below: StreamSequence) {
+        let stream = self.options.flow.stream();
+        // What is not removed now is garbage all the same: the applier removes it with the
+        // incarnation.
+        if let Err(error) = trim::purge_to(&self.broker, &stream, subject, below).await {
+            tracing::warn!(%error, subject, "chunks of an aborted transaction were not removed");
+        }
+    }
+
+    /// The session, or a new one when it was lost.
+    async fn session(&self) -> Result<Arc<Session>, String> {
+        let session = self.lock().clone();
+        if !session.is_closed() {
+            return Ok(session);
+        }
+        let session = self.options.source.session().await;
+        let session = Arc::new(session.map_err(|error| error.to_string())?);
+        *self.lock() = session.clone();
+        Ok(session)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Arc<Session>> {
+        self.session.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

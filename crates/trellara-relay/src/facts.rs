@@ -1,0 +1,212 @@
+//! Reading the facts of the resume table.
+
+use std::collections::BTreeSet;
+
+use bytes::Bytes;
+use trellara_envelope::{Body, FlowName, Frame, Lane, Marker, Oid, SourceHistory, StreamSequence};
+use trellara_jetstream::read::{Reader, StoredFrameBytes};
+use trellara_jetstream::topology::StreamFacts;
+use trellara_jetstream::{Broker, BrokerError, BrokerErrorKind, topology};
+use trellara_postgres::{Fault, Session, fault};
+use trellara_source::publication::PublicationFacts;
+use trellara_source::{SourceOptions, publication, slot};
+
+use crate::machine::{LastTransaction, StreamSpace, Tail};
+use crate::resume::{Facts, StreamEnd};
+
+/// What the broker knows.
+pub(crate) struct BrokerFacts {
+    pub(crate) end: StreamEnd,
+    pub(crate) stream: Option<StreamFacts>,
+    pub(crate) marker: Option<Marker>,
+    pub(crate) last_transaction: LastTransaction,
+}
+
+/// Reads the broker's side.
+pub(crate) async fn of_broker(
+    broker: &Broker,
+    reader: &Reader,
+    flow: &FlowName,
+) -> Result<BrokerFacts, BrokerError> {
+    let nothing = |end, stream| BrokerFacts {
+        end,
+        stream,
+        marker: None,
+        last_transaction: LastTransaction::None,
+    };
+    let stream = match topology::facts(broker, &flow.stream()).await {
+        Ok(stream) => stream,
+        Err(error) if *error.kind() == BrokerErrorKind::Missing => {
+            return Ok(nothing(StreamEnd::Missing, None));
+        }
+        Err(error) => return Err(error),
+    };
+    let Some(last) = reader.tail().await? else {
+        return Ok(nothing(StreamEnd::Empty, Some(stream)));
+    };
+    let (tail, frame) = match tail_of(&last, flow) {
+        Ok(read) => read,
+        Err(reason) => return Ok(nothing(StreamEnd::Foreign(reason), Some(stream))),
+    };
+    let marker = newest_marker(reader, flow, &stream, &tail).await?;
+    let last_transaction = last_transaction(reader, flow).await?;
+    Ok(BrokerFacts {
+        end: StreamEnd::At(tail, frame.header.source),
+        stream: Some(stream),
+        marker,
+        last_transaction,
+    })
+}
+
+/// Reads the source's side and puts both together.
+pub(crate) async fn of_source(
+    session: &Session,
+    options: &SourceOptions,
+    history: SourceHistory,
+    broker: &BrokerFacts,
+) -> Result<Facts, Fault> {
+    let slot = slot::read(session, &options.slot)
+        .await
+        .map_err(|error| fault(&error))?;
+    let flush = slot::flush_position(session)
+        .await
+        .map_err(|error| fault(&error))?;
+    let (publication, existing) = members(session, options, broker.marker.as_ref()).await?;
+    Ok(Facts {
+        slot,
+        database: options.connect.database().to_owned(),
+        history,
+        flush,
+        stream: broker.end.clone(),
+        publication,
+        marker: broker.marker.clone(),
+        existing,
+    })
+}
+
+/// The publication as it is now, and which relations of an earlier marker still exist.
+pub(crate) async fn members(
+    session: &Session,
+    options: &SourceOptions,
+    known: Option<&Marker>,
+) -> Result<(Option<PublicationFacts>, BTreeSet<Oid>), Fault> {
+    let publication = publication::describe(session, &options.publication)
+        .await
+        .map_err(|error| fault(&error))?;
+    let gone: Vec<Oid> = known
+        .into_iter()
+        .flat_map(|marker| &marker.members)
+        .map(|member| member.relation)
+        .filter(|relation| {
+            let mut members = publication.iter().flat_map(|facts| &facts.members);
+            !members.any(|member| member.ids.relation == *relation)
+        })
+        .collect();
+    let existing = if gone.is_empty() {
+        BTreeSet::new()
+    } else {
+        publication::existing(session, &gone)
+            .await
+            .map_err(|error| fault(&error))?
+    };
+    Ok((publication, existing))
+}
+
+/// A stored message as the stream's tail; the error says why it is not a frame of this flow.
+pub(crate) fn tail_of(
+    message: &StoredFrameBytes,
+    flow: &FlowName,
+) -> Result<(Tail, Frame), String> {
+    let frame = frame_of(&message.payload, flow)?;
+    let tail = Tail {
+        sequence: message.sequence,
+        ordinal: frame.header.ordinal,
+        digest: Frame::digest_of(&message.payload),
+        position: frame.header.position,
+        incarnation: frame.header.incarnation,
+    };
+    Ok((tail, frame))
+}
+
+fn frame_of(payload: &Bytes, flow: &FlowName) -> Result<Frame, String> {
+    let frame = Frame::decode(payload).map_err(|error| error.to_string())?;
+    if frame.header.flow != *flow {
+        return Err(format!("it belongs to flow {}", frame.header.flow));
+    }
+    Ok(frame)
+}
+
+/// How full a stream is.
+pub(crate) fn space(facts: &StreamFacts) -> StreamSpace {
+    StreamSpace {
+        bytes: facts.bytes,
+        max_bytes: facts.max_bytes,
+        last_sequence: facts.last_sequence,
+    }
+}
+
+/// The marker of the tail's incarnation: the first frame of that incarnation. Incarnations never
+/// go down along the stream, so it is found by halving; it may have been trimmed.
+async fn newest_marker(
+    reader: &Reader,
+    flow: &FlowName,
+    stream: &StreamFacts,
+    tail: &Tail,
+) -> Result<Option<Marker>, BrokerError> {
+    let (mut low, mut high) = (stream.first_sequence.0, tail.sequence.0);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        let next = reader
+            .next_on(&flow.all_subjects(), StreamSequence(middle))
+            .await?;
+        let Some(next) = next else {
+            high = middle;
+            continue;
+        };
+        let Ok(frame) = frame_of(&next.payload, flow) else {
+            return Ok(None);
+        };
+        if frame.header.incarnation >= tail.incarnation {
+            high = middle;
+        } else {
+            low = next.sequence.0 + 1;
+        }
+    }
+    let first = reader
+        .next_on(&flow.all_subjects(), StreamSequence(low))
+        .await?;
+    let frame = first.and_then(|first| frame_of(&first.payload, flow).ok());
+    Ok(match frame.map(|frame| frame.body) {
+        Some(Body::Marker(marker)) => Some(marker),
+        _ => None,
+    })
+}
+
+/// The newest transaction in the stream.
+async fn last_transaction(
+    reader: &Reader,
+    flow: &FlowName,
+) -> Result<LastTransaction, BrokerError> {
+    let last = reader.last_on(&flow.transactions_subject(Lane(0))).await?;
+    if let Some(last) = last {
+        let frame = frame_of(&last.payload, flow).ok();
+        return Ok(match frame.map(|frame| frame.body) {
+            Some(Body::Bundle(entries)) => {
+                entries.last().map_or(LastTransaction::Trimmed, |entry| {
+                    LastTransaction::Known(entry.identity())
+                })
+            }
+            Some(Body::Manifest(manifest)) => LastTransaction::Known(manifest.identity()),
+            _ => LastTransaction::Trimmed,
+        });
+    }
+    let first = reader
+        .next_on(&flow.all_subjects(), StreamSequence(1))
+        .await?;
+    let frame = first.and_then(|first| frame_of(&first.payload, flow).ok());
+    Ok(match frame.map(|frame| frame.body) {
+        // Nothing was trimmed yet, so there never was one.
+        Some(Body::Genesis(_)) => LastTransaction::None,
+        _ => LastTransaction::Trimmed,
+    })
+}

@@ -1,0 +1,588 @@
+//! One incarnation: connect, take the slot, ask the table, then feed the machine and do what it
+//! says until it ends.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use tokio_util::sync::CancellationToken;
+use trellara_envelope::{Halt, HaltCode, Incarnation, Marker, PositionReport, SourceHistory};
+use trellara_jetstream::publish::{Outcome, Outgoing, Publisher};
+use trellara_jetstream::read::Reader;
+use trellara_jetstream::{Broker, BrokerError, BrokerErrorKind, CoreSubscription, Support};
+use trellara_postgres::{
+    ConnectError, ConnectErrorKind, Fault, QueryError, ReplicationConnection, Session,
+};
+use trellara_source::publication::PublicationFacts;
+use trellara_source::stream;
+use trellara_source::stream::{ReplicationStream, StreamEnd, StreamEvent, Streaming};
+
+use crate::asking::{self, Answer, Question};
+use crate::facts::{self, BrokerFacts};
+use crate::machine::{Command, Event, Machine, MachineStatus, Settings, Start, StreamSpace};
+use crate::metrics::Metrics;
+use crate::resume::{Outcome as Decision, decide};
+use crate::{RelayOptions, RelayState, RelayStatus};
+
+/// How an incarnation, or the attempt to begin one, ended.
+pub(crate) enum End {
+    /// Told to stop.
+    Cancelled,
+    /// An operator is needed.
+    Halt(Halt),
+    /// Another attempt may do better.
+    Again {
+        reason: String,
+        /// The incarnation, when it got as far as streaming.
+        began: Option<Incarnation>,
+        streaming: Streaming,
+    },
+}
+
+impl From<Halt> for End {
+    fn from(halt: Halt) -> Self {
+        End::Halt(halt)
+    }
+}
+
+fn again(reason: impl Into<String>) -> End {
+    End::Again {
+        reason: reason.into(),
+        began: None,
+        streaming: Streaming::On,
+    }
+}
+
+/// The machine's intervals are seconds; this is fine enough for them and for `status`.
+const TICK: Duration = Duration::from_millis(100);
+/// The stream's size is asked for this often, and at once while it is full.
+const SPACE_INTERVAL: Duration = Duration::from_secs(2);
+/// Whether commits wait for us is asked for this often.
+const SYNCHRONOUS_INTERVAL: Duration = Duration::from_secs(10);
+/// A question to the source is given up after this long.
+const SOURCE_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// What an incarnation works with.
+struct Incarnate<'a> {
+    options: &'a RelayOptions,
+    broker: &'a Broker,
+    status: &'a RelayStatus,
+    metrics: &'a Metrics,
+    machine: Machine,
+    number: Incarnation,
+    stream: ReplicationStream,
+    publisher: Publisher,
+    publishes: FuturesUnordered<Pin<Box<dyn Future<Output = Published> + Send>>>,
+    questions: FuturesUnordered<Pin<Box<dyn Future<Output = Answer> + Send>>>,
+    asking: asking::Asker,
+    schedule: Schedule,
+    began: Instant,
+    taken: MachineStatus,
+    commands: Vec<Command>,
+}
+
+type Published = (trellara_envelope::FrameOrdinal, u32, Outcome);
+
+/// Runs until it ends. `known` is the highest incarnation this process has begun.
+pub(crate) async fn run(
+    options: &RelayOptions,
+    broker: &Broker,
+    known: Incarnation,
+    streaming: Streaming,
+    cancel: &CancellationToken,
+    status: &RelayStatus,
+    metrics: &Metrics,
+) -> End {
+    let opened = open(options, broker, known, streaming, status).await;
+    let opened = match opened {
+        Ok(opened) => opened,
+        Err(end) => return end,
+    };
+    let number = opened.start.incarnation;
+    let settings = settings(options, broker);
+    let began = Instant::now();
+    let mut commands = Vec::new();
+    let marker = opened.start.marker.clone();
+    let machine = Machine::new(settings, opened.start, Duration::ZERO, &mut commands);
+    tracing::info!(incarnation = number.0, "took the slot");
+    status.update(|status| {
+        status.incarnation = number;
+        status.state = RelayState::Resuming;
+        status.waiting_for = String::new();
+    });
+    let mut incarnate = Incarnate {
+        options,
+        broker,
+        status,
+        metrics,
+        machine,
+        number,
+        stream: opened.stream,
+        publisher: opened.publisher,
+        publishes: FuturesUnordered::new(),
+        questions: FuturesUnordered::new(),
+        asking: asking::Asker::new(
+            options.clone(),
+            broker.clone(),
+            opened.session,
+            marker,
+            opened.publication,
+        ),
+        schedule: Schedule::new(),
+        began,
+        taken: MachineStatus::default(),
+        commands,
+    };
+    let end = incarnate.work(opened.reports, cancel).await;
+    incarnate.take_status();
+    end
+}
+
+/// Everything that must be there before the machine begins.
+struct Opened {
+    stream: ReplicationStream,
+    session: Arc<Session>,
+    publisher: Publisher,
+    reports: CoreSubscription,
+    publication: PublicationFacts,
+    start: Start,
+}
+
+async fn open(
+    options: &RelayOptions,
+    broker: &Broker,
+    known: Incarnation,
+    streaming: Streaming,
+    status: &RelayStatus,
+) -> Result<Opened, End> {
+    let source = &options.source;
+    let session = Arc::new(source.session().await.map_err(refused)?);
+    let mut connection = ReplicationConnection::connect(&source.connect)
+        .await
+        .map_err(refused)?;
+    let history = connection.history().await.map_err(not_started)?;
+    let stream_name = options.flow.stream();
+    let reader = Reader::new(broker, &stream_name);
+    // Asked before the slot is taken too: a missing slot or another cluster is not found out by a
+    // failing START_REPLICATION.
+    let facts = facts::of_broker(broker, &reader, &options.flow)
+        .await
+        .map_err(unheard)?;
+    ask_table(options, &session, &history, &facts).await?;
+    status.update(|status| status.state = RelayState::Resuming);
+    let stream = stream::start(connection, source, streaming)
+        .await
+        .map_err(not_started)?;
+    // The slot is ours; now the facts count (0.4).
+    let facts = facts::of_broker(broker, &reader, &options.flow)
+        .await
+        .map_err(unheard)?;
+    let (decision, publication) = ask_table(options, &session, &history, &facts).await?;
+    let Decision::GoOn(tail, confirmed) = decision else {
+        return Err(again("the facts changed while they were read"));
+    };
+    let publisher = Publisher::new(broker, &stream_name);
+    let reports = broker
+        .subscribe_core(&options.flow.position_subject())
+        .await
+        .map_err(unheard)?;
+    let incarnation = Incarnation(known.max(tail.incarnation).0 + 1);
+    let target = facts.stream.as_ref().and_then(|stream| stream.target());
+    let space = facts
+        .stream
+        .as_ref()
+        .map_or_else(StreamSpace::default, facts::space);
+    let start = Start {
+        incarnation,
+        marker: marker(&history, &publication),
+        history,
+        tail,
+        last_transaction: facts.last_transaction,
+        confirmed,
+        target: target.map(str::to_owned),
+        space,
+    };
+    Ok(Opened {
+        stream,
+        session,
+        publisher,
+        reports,
+        publication,
+        start,
+    })
+}
+
+/// Reads the source's side and asks the table; everything but going on is an error here.
+async fn ask_table(
+    options: &RelayOptions,
+    session: &Session,
+    history: &SourceHistory,
+    broker: &BrokerFacts,
+) -> Result<(Decision, PublicationFacts), End> {
+    let read = facts::of_source(session, &options.source, history.clone(), broker);
+    let facts = match tokio::time::timeout(SOURCE_TIMEOUT, read).await {
+        Ok(Ok(facts)) => facts,
+        Ok(Err(fault)) => {
+            let text = format!("the source: {} ({})", fault.message, fault.sqlstate);
+            return Err(again(text));
+        }
+        Err(_) => return Err(again("the source does not answer")),
+    };
+    match decide(&facts) {
+        Decision::Refuse(halt) => Err(halt.into()),
+        Decision::NotASource => Err(again("the server is a standby; waiting for a primary")),
+        Decision::FirstStart => Err(Halt::new(
+            HaltCode::Config,
+            "neither slot nor stream exist",
+            "run `trellara setup` first; the relay creates nothing",
+        )
+        .into()),
+        Decision::GoOn(tail, confirmed) => match facts.publication {
+            Some(publication) => Ok((Decision::GoOn(tail, confirmed), publication)),
+            None => Err(again("the publication disappeared")),
+        },
+    }
+}
+
+fn marker(history: &SourceHistory, publication: &PublicationFacts) -> Marker {
+    let mut members = publication.member_ids();
+    members.truncate(Marker::MAX_MEMBERS);
+    Marker {
+        history: history.clone(),
+        continues_at: trellara_envelope::Lsn::ZERO,
+        publication: publication.oid,
+        publication_flags: publication.flags(),
+        members_digest: publication.members_digest(),
+        members,
+    }
+}
+
+fn settings(options: &RelayOptions, broker: &Broker) -> Settings {
+    Settings {
+        flow: options.flow.clone(),
+        acknowledge: options.acknowledge,
+        message_ids: broker.server_version().support() == Support::Full,
+        window_bytes: options.window_bytes,
+        bundle_bytes: options.bundle_bytes,
+        chunk_bytes: options.chunk_bytes,
+        unfinished_bytes: options.unfinished_bytes,
+        open_bytes: options.open_bytes,
+        shutdown_grace: options.shutdown_grace,
+        heartbeat_interval: options.heartbeat_interval,
+        membership_interval: options.membership_interval,
+        max_payload: broker.max_payload(),
+    }
+}
+
+/// When to ask which question next.
+#[derive(Debug)]
+struct Schedule {
+    space_at: Duration,
+    membership_at: Duration,
+    synchronous_at: Duration,
+    asking_source: bool,
+    asking_space: bool,
+}
+
+impl Schedule {
+    fn new() -> Self {
+        Self {
+            space_at: SPACE_INTERVAL,
+            membership_at: Duration::ZERO,
+            synchronous_at: Duration::ZERO,
+            asking_source: false,
+            asking_space: false,
+        }
+    }
+}
+
+impl Incarnate<'_> {
+    /// The loop: one event at a time into the machine, its commands out.
+    async fn work(&mut self, mut reports: CoreSubscription, cancel: &CancellationToken) -> End {
+        let mut ticker = tokio::time::interval(TICK);
+        ticker.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            if let Some(end) = self.carry_out() {
+                return end;
+            }
+            let wants_input = self.machine.wants_input();
+            tokio::select! {
+                biased;
+                () = cancel.cancelled() => return End::Cancelled,
+                Some((ordinal, attempt, outcome)) = self.publishes.next() => {
+                    self.event(Event::Published { ordinal, attempt, outcome });
+                }
+                Some(answer) = self.questions.next() => {
+                    if let Some(end) = self.answered(answer) {
+                        return end;
+                    }
+                }
+                _ = ticker.tick() => self.tick(),
+                Some(report) = reports.next() => {
+                    if let Ok(report) = PositionReport::decode(&report.payload) {
+                        self.event(Event::Report(report));
+                    }
+                }
+                event = self.stream.next(), if wants_input => {
+                    if let Some(end) = self.source_said(event) {
+                        return end;
+                    }
+                }
+            }
+        }
+    }
+
+    fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    fn event(&mut self, event: Event<'_>) {
+        let now = self.now();
+        self.machine.handle(now, event, &mut self.commands);
+    }
+
+    fn tick(&mut self) {
+        self.event(Event::MaxPayload(self.broker.max_payload()));
+        self.event(Event::Tick);
+        self.take_status();
+        let now = self.now();
+        let full = !self.taken.waiting_for.is_empty();
+        if !self.schedule.asking_space && (full || now >= self.schedule.space_at) {
+            self.schedule.asking_space = true;
+            self.schedule.space_at = now + SPACE_INTERVAL;
+            self.ask(Question::Stream);
+        }
+        if self.schedule.asking_source {
+            return;
+        }
+        if now >= self.schedule.membership_at {
+            self.schedule.asking_source = true;
+            self.schedule.membership_at = now + self.options.membership_interval;
+            self.ask(Question::Membership);
+        } else if now >= self.schedule.synchronous_at {
+            self.schedule.asking_source = true;
+            self.schedule.synchronous_at = now + SYNCHRONOUS_INTERVAL;
+            self.ask(Question::Synchronous);
+        }
+    }
+
+    fn ask(&mut self, question: Question) {
+        let answer = self.asking.ask(question);
+        self.questions.push(answer);
+    }
+
+    fn source_said(&mut self, event: Option<StreamEvent>) -> Option<End> {
+        match event {
+            Some(StreamEvent::Gulp(gulp)) => {
+                for payload in gulp.payloads() {
+                    self.event(Event::CopyData(payload));
+                }
+                self.event(Event::GulpEnd);
+                None
+            }
+            Some(StreamEvent::Notice(fault)) => noticed(&fault),
+            Some(StreamEvent::Ended(end)) => Some(self.source_ended(end)),
+            None => Some(self.again("the replication stream ended")),
+        }
+    }
+
+    fn source_ended(&self, end: StreamEnd) -> End {
+        match end {
+            StreamEnd::Error(fault) => self.again(format!(
+                "the source ended the stream: {} ({})",
+                fault.message, fault.sqlstate
+            )),
+            StreamEnd::Done => self.again("the source ended the stream"),
+            StreamEnd::Lost(reason) => self.again(format!("the source: {reason}")),
+        }
+    }
+
+    fn answered(&mut self, answer: Answer) -> Option<End> {
+        match answer {
+            Answer::Tail(answer) => self.event(Event::Tail(answer)),
+            Answer::Report(report, fits) => self.event(Event::ReportChecked(report, fits)),
+            Answer::Stream(facts) => {
+                self.schedule.asking_space = false;
+                if let Some(facts) = facts {
+                    self.event(Event::Stream {
+                        space: facts::space(&facts),
+                        target: facts.target().map(str::to_owned),
+                    });
+                }
+            }
+            Answer::Probed(answer) => self.event(Event::Probed(answer)),
+            Answer::Membership(result) => {
+                self.schedule.asking_source = false;
+                match result {
+                    Ok(()) => self.event(Event::MembershipPassed),
+                    Err(asking::Failed::Halt(halt)) => return Some(End::Halt(halt)),
+                    Err(asking::Failed::NoAnswer(reason)) => {
+                        // The data goes on, heartbeats stop until a check passes.
+                        self.schedule.membership_at = self.now() + Duration::from_secs(1);
+                        tracing::warn!(reason, "the publication could not be checked");
+                    }
+                }
+            }
+            Answer::Synchronous(synchronous) => {
+                self.schedule.asking_source = false;
+                if let Some(synchronous) = synchronous {
+                    self.event(Event::SynchronousStandby(synchronous));
+                }
+            }
+            Answer::Done => {}
+        }
+        None
+    }
+
+    /// Does what the machine said.
+    fn carry_out(&mut self) -> Option<End> {
+        let mut commands = std::mem::take(&mut self.commands);
+        for command in commands.drain(..) {
+            match command {
+                Command::Publish(publish) => {
+                    let (ordinal, attempt) = (publish.ordinal, publish.attempt);
+                    // Handed to the connection here, in order; only the answer is waited for.
+                    let answer = self.publisher.publish(Outgoing {
+                        subject: publish.subject,
+                        payload: publish.payload,
+                        expected_last: publish.expected_last,
+                        message_id: publish.message_id,
+                        headers: publish.headers,
+                    });
+                    self.publishes
+                        .push(Box::pin(async move { (ordinal, attempt, answer.await) }));
+                }
+                Command::Feedback { feedback, reply } => self.stream.feedback(feedback, reply),
+                Command::ReadTail => self.ask(Question::Tail),
+                Command::CheckReport(report) => self.ask(Question::Report(report)),
+                Command::ProbeSource => self.ask(Question::Probe),
+                Command::Purge { subject, below } => {
+                    self.ask(Question::Purge { subject, below });
+                }
+                Command::Restart(restart) => {
+                    let streaming = if restart.streaming_off {
+                        Streaming::Off
+                    } else {
+                        Streaming::On
+                    };
+                    return Some(End::Again {
+                        reason: restart.reason,
+                        began: Some(self.number),
+                        streaming,
+                    });
+                }
+                Command::Halt(halt) => return Some(End::Halt(halt)),
+            }
+        }
+        self.commands = commands;
+        None
+    }
+
+    fn again(&self, reason: impl Into<String>) -> End {
+        End::Again {
+            reason: reason.into(),
+            began: self.machine.status().streaming.then_some(self.number),
+            streaming: Streaming::On,
+        }
+    }
+
+    /// Takes over the machine's status for the endpoint and the metrics.
+    fn take_status(&mut self) {
+        let now = self.machine.status();
+        self.metrics.take(&now, &self.taken);
+        let before = std::mem::replace(&mut self.taken, now.clone());
+        self.status.update(|status| {
+            if now.streaming && !self.machine.is_over() {
+                status.state = match now.waiting_for.is_empty() {
+                    true => RelayState::Streaming,
+                    false => RelayState::Waiting,
+                };
+            }
+            status.waiting_for = now.waiting_for;
+            status.halt = now.halt;
+            status.lsn_received = now.lsn_received;
+            status.lsn_published = now.lsn_published;
+            status.lsn_confirmed = now.lsn_confirmed;
+            status.lsn_applied = now.lsn_applied;
+            status.last_sequence = now.last_sequence;
+            status.window_bytes = now.window_bytes;
+            status.open_bytes = now.open_bytes;
+            status.open_transactions = now.open_transactions;
+            status.frames += now.frames - before.frames;
+            status.frame_bytes += now.frame_bytes - before.frame_bytes;
+            status.transactions += now.transactions - before.transactions;
+            status.doubts += now.doubts - before.doubts;
+        });
+    }
+}
+
+/// A notice on the replication connection. PostgreSQL 18 goes on without a publication that was
+/// dropped, and its keepalives would confirm the omitted rows away (C06).
+fn noticed(fault: &Fault) -> Option<End> {
+    if fault.sqlstate == OBJECT_NOT_IN_PREREQUISITE_STATE {
+        return Some(End::Halt(Halt::new(
+            HaltCode::Config,
+            format!("the source leaves rows out: {}", fault.message),
+            "the publication was dropped or cannot be loaded; create it again and copy the \
+             tables again",
+        )));
+    }
+    tracing::warn!(
+        sqlstate = fault.sqlstate,
+        message = fault.message,
+        "the source gives notice"
+    );
+    None
+}
+
+const OBJECT_NOT_IN_PREREQUISITE_STATE: &str = "55000";
+const OBJECT_IN_USE: &str = "55006";
+const INSUFFICIENT_PRIVILEGE: &str = "42501";
+
+/// No connection to the source.
+fn refused(error: ConnectError) -> End {
+    if error.is_passing() {
+        return again(format!("the source: {error}"));
+    }
+    let code = match error.kind {
+        ConnectErrorKind::Refused => HaltCode::Rights,
+        _ => HaltCode::Config,
+    };
+    Halt::new(code, format!("the source: {error}"), error.hint).into()
+}
+
+/// A command on the replication connection failed.
+fn not_started(error: QueryError) -> End {
+    let QueryError::Server(fault) = error else {
+        return again(format!("the source: {error}"));
+    };
+    let text = format!("{} ({})", fault.message, fault.sqlstate);
+    match fault.sqlstate.as_str() {
+        // Another relay has it, or a dead one's walsender has not noticed yet (B17).
+        OBJECT_IN_USE => again(format!("the replication slot: {text}")),
+        INSUFFICIENT_PRIVILEGE => Halt::new(
+            HaltCode::Rights,
+            format!("the source: {text}"),
+            "grant the relay's role REPLICATION, as in config/",
+        )
+        .into(),
+        // The table is asked again, which knows what to say about slot and publication.
+        _ => again(format!("the source: {text}")),
+    }
+}
+
+/// The broker did not do what was asked.
+fn unheard(error: BrokerError) -> End {
+    let code = match error.kind() {
+        BrokerErrorKind::Passing | BrokerErrorKind::Missing | BrokerErrorKind::Refused { .. } => {
+            return again(format!("the broker: {error}"));
+        }
+        BrokerErrorKind::Permission { .. } => HaltCode::Rights,
+        BrokerErrorKind::Configuration => HaltCode::Broker,
+    };
+    let hint = error.hint().unwrap_or("check the nats section of the file");
+    Halt::new(code, format!("the broker: {error}"), hint).into()
+}

@@ -1,0 +1,89 @@
+//! Status updates, from a thread that waits for nothing but its own socket.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use trellara_envelope::CommitTime;
+use trellara_pgoutput::status_update;
+use trellara_postgres::CopyWriter;
+
+use super::Feedback;
+
+/// The last positions are repeated this often, whatever the relay does: a walsender gives up on
+/// us after `wal_sender_timeout`, of which ten seconds is the shortest that is sensible.
+const REPEAT_INTERVAL: Duration = Duration::from_secs(2);
+
+/// What to tell the server; the newest wins.
+#[derive(Debug, Default)]
+pub(super) struct Answering {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Nothing is sent before the relay has said something: position zero would be harmless, but
+    /// it would also be a lie.
+    feedback: Option<Feedback>,
+    reply_requested: bool,
+    fresh: bool,
+    stopped: bool,
+}
+
+impl Answering {
+    pub(super) fn set(&self, feedback: Feedback, reply_requested: bool) {
+        let mut state = self.lock();
+        state.feedback = Some(feedback);
+        state.reply_requested |= reply_requested;
+        state.fresh = true;
+        drop(state);
+        self.changed.notify_one();
+    }
+
+    pub(super) fn stop(&self) {
+        self.lock().stopped = true;
+        self.changed.notify_one();
+    }
+
+    /// Waits for something to send; `None` when it is over.
+    fn next(&self) -> Option<(Option<Feedback>, bool)> {
+        let state = self.lock();
+        let (mut state, _) = self
+            .changed
+            .wait_timeout_while(state, REPEAT_INTERVAL, |state| {
+                !state.fresh && !state.stopped
+            })
+            .unwrap_or_else(PoisonError::into_inner);
+        if state.stopped {
+            return None;
+        }
+        state.fresh = false;
+        let reply = std::mem::take(&mut state.reply_requested);
+        Some((state.feedback, reply))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Sends until told to stop or until the connection is gone, which the reader notices too.
+pub(super) fn run(answering: &Answering, writer: &CopyWriter) {
+    while let Some((feedback, reply)) = answering.next() {
+        let Some(feedback) = feedback else { continue };
+        let update = status_update(feedback.write, feedback.flush, feedback.apply, now(), reply);
+        if writer.send_copy_data(&update).is_err() {
+            // A connection that takes nothing must also end for the reader.
+            writer.shutdown();
+            return;
+        }
+    }
+}
+
+fn now() -> CommitTime {
+    let since_epoch = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
+    let us = i64::try_from(since_epoch.as_micros()).unwrap_or(i64::MAX);
+    CommitTime(us.saturating_sub(CommitTime::UNIX_OFFSET_US))
+}
