@@ -151,7 +151,9 @@ async fn try_endpoint(
         let other_way_may_help = match error.kind {
             ConnectErrorKind::Tls => true,
             // A line of pg_hba.conf may be for the other way; `prefer` may have been that already.
-            ConnectErrorKind::Refused => encrypted || *way == Encryption::Never,
+            ConnectErrorKind::Refused if refused_by_hba(&error) => {
+                encrypted || *way == Encryption::Never
+            }
             _ => false,
         };
         if let Some(earlier) = &earlier {
@@ -166,6 +168,12 @@ async fn try_endpoint(
         earlier = Some(error);
     }
     Err(attempt.error(ConnectErrorKind::Unreachable, "no way to connect", ""))
+}
+
+/// Whether authentication failed on the server's side, before anything else was looked at.
+fn refused_by_hba(error: &ConnectError) -> bool {
+    let fault = error.fault.as_ref();
+    fault.is_some_and(|fault| fault.sqlstate.starts_with("28"))
 }
 
 /// One way to one address; an error says whether the connection was encrypted.

@@ -421,9 +421,6 @@ impl Attempt<'_> {
         }
         match fault.sqlstate.as_str() {
             "28P01" => format!("check the password of {user}, or the password file"),
-            "28000" if fault.message.contains("replication") => {
-                format!("ALTER ROLE \"{user}\" REPLICATION")
-            }
             "28000" => format!(
                 "pg_hba.conf must let user {user} into database {database} from this address{}",
                 match self.options.tls.mode {
@@ -432,6 +429,13 @@ impl Attempt<'_> {
                 }
             ),
             "3D000" => format!("create the database {database}, or name another"),
+            // "must be superuser or replication role …" in 15, "permission denied to start WAL
+            // sender" since 16.
+            "42501" if self.purpose == Purpose::Replication => {
+                format!(
+                    "ALTER ROLE \"{user}\" REPLICATION, and GRANT CONNECT ON DATABASE \"{database}\""
+                )
+            }
             "42501" => format!("GRANT CONNECT ON DATABASE \"{database}\" TO \"{user}\""),
             "53300" if self.purpose == Purpose::Replication => {
                 "raise max_wal_senders or max_connections, or end connections".into()

@@ -91,23 +91,23 @@ fn b128_hostile_passwords_in_both_spellings() {
 
 #[test]
 fn b128_errors_never_show_a_value() {
+    // Each has its password, or a part of it, in a place where it does not belong.
     let strings = [
-        "postgres://u:pa@ss@h/d",
-        "postgres://u:pa/ss@h/d",
-        "postgres://u:pa%ss@h/d",
-        "postgres://u:pass@h:pa/d",
-        "host=h password=two pass words",
-        "host=h password='pass",
-        "host=h password=x sslmode=pass",
-        "postgres://h/d?password=x=pass",
+        "postgres://u:top@sesame@h/d",
+        "postgres://u:top/sesame@h/d",
+        "postgres://u:5432/sesame@h/d",
+        "postgres://u:top%sesame@h/d",
+        "postgres://u:top@h:sesame/d",
+        "host=h password=two sesame words",
+        "host=h password='sesame",
+        "host=h password=x sslmode=sesame",
+        "host=h port=sesame",
+        "postgres://h/d?password=x=sesame",
     ];
     for text in strings {
         let error = refused(text);
         let shown = format!("{error} {} {error:?}", error.hint);
-        assert!(
-            !shown.contains("ss@") && !shown.contains("\"pass"),
-            "{text}: {shown}"
-        );
+        assert!(!shown.contains("sesame"), "{text}: {shown}");
         assert!(!error.hint.is_empty(), "{text}");
     }
 }

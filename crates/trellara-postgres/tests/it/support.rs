@@ -21,7 +21,9 @@ const HBA: &str = "\
 host all postgres all trust
 local all all scram-sha-256
 hostssl all tls_only all scram-sha-256
+hostnossl all tls_only all reject
 hostnossl all plain_only all scram-sha-256
+hostssl all plain_only all reject
 host all md5_user all md5
 host all clear_user all password
 hostssl all cert_user all cert
