@@ -1,0 +1,15 @@
+//! One file for each command.
+
+pub(crate) mod applier;
+pub(crate) mod check;
+pub(crate) mod completions;
+pub(crate) mod config;
+pub(crate) mod demo;
+pub(crate) mod inspect;
+pub(crate) mod man;
+pub(crate) mod relay;
+pub(crate) mod remove;
+pub(crate) mod run;
+pub(crate) mod setup;
+pub(crate) mod status;
+pub(crate) mod wait;

@@ -1,0 +1,68 @@
+//! `trellara relay`: from the slot into the stream.
+
+use std::sync::Arc;
+
+use trellara_jetstream::Broker;
+use trellara_relay::{Acknowledge, RelayOptions, RelayStatus};
+
+use crate::config::{Config, LISTEN_RELAY};
+use crate::context::Context;
+use crate::daemon::{self, Component, DaemonArgs};
+use crate::exit::{Exit, Failure};
+use crate::report::DaemonReport;
+use crate::{acknowledge, broker, link, telemetry};
+
+/// Carries committed transactions from the source's slot into the stream, until stopped.
+///
+/// Needs what `trellara setup` created, and creates nothing itself. A server that is down is
+/// waited for; a halt keeps the process alive with /readyz red (see `halt` in the file).
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Reads:  the source's slot and publication; the stream's tail
+Writes: frames into the stream; confirmed positions to the source; nothing on disk
+
+Signals: SIGTERM, SIGINT wait for what is in flight (shutdown_timeout), a second one does not
+
+Exit codes: 0 stopped by a signal; 10, 11, 13, 77 halted (only with `halt: exit`); 78 the file
+
+Examples:
+  trellara relay
+  trellara relay --config shop.yml --log-format json")]
+pub(crate) struct Args {
+    #[command(flatten)]
+    daemon: DaemonArgs,
+}
+
+pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Failure> {
+    telemetry::start_logs(context, true, args.daemon.log_format);
+    let config = context.config()?;
+    let decision = acknowledge::decide(&config).await;
+    let level = format!("{:?}", decision.acknowledge).to_lowercase();
+    tracing::info!(flow = %config.flow, acknowledge = level, because = decision.because, "relay starting");
+    let broker = broker::connect_daemon(&config, "relay").await?;
+    let relay = component(&config, broker, decision.acknowledge);
+    daemon::serve(vec![relay], &config, LISTEN_RELAY).await
+}
+
+/// The relay as a part of a process.
+pub(crate) fn component(config: &Config, broker: Broker, acknowledge: Acknowledge) -> Component {
+    let options = options(config, acknowledge);
+    let status = Arc::new(RelayStatus::new());
+    let flow = config.flow.clone();
+    let reported = status.clone();
+    Component {
+        role: "relay",
+        start: Box::new(move |cancel| {
+            Box::pin(trellara_relay::run(options.clone(), broker.clone(), cancel, status.clone()))
+        }),
+        report: Box::new(move || DaemonReport::of_relay(&flow, &reported.snapshot())),
+    }
+}
+
+fn options(config: &Config, acknowledge: Acknowledge) -> RelayOptions {
+    let mut options =
+        RelayOptions::new(config.flow.clone(), link::source_options(config), acknowledge);
+    options.open_bytes = config.nats.open_bytes;
+    options.shutdown_grace = config.source.shutdown_grace;
+    options
+}

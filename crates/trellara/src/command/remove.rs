@@ -1,0 +1,135 @@
+//! `trellara remove`: takes away what the flow created.
+
+use serde::Serialize;
+use trellara_applier::schema;
+use trellara_jetstream::topology;
+use trellara_source::{publication, slot};
+
+use crate::config::Config;
+use crate::context::Context;
+use crate::exit::{Exit, Failure};
+use crate::telemetry::{self, LogFormat};
+use crate::{broker, link, output, setup};
+
+/// Removes what the flow created: slot, publication, stream, its rows in the target.
+///
+/// The slot goes first, because a slot nobody reads fills the source's disk; each part goes
+/// although the others do not answer. User tables are never touched. Running daemons halt.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Reads:  source, broker and target, to see what is there
+Writes: drops the slot, the publication if setup made it, the stream, the flow's rows in the
+        target's trellara schema, and that schema with the last flow
+
+Exit codes: 0 nothing is left; 1 a part does not answer and is still there; 64 not confirmed;
+            77 a right is missing
+
+Examples:
+  trellara remove --dry-run
+  trellara remove --yes")]
+pub(crate) struct Args {
+    /// Do not ask.
+    #[arg(long)]
+    yes: bool,
+    /// Only say what would go.
+    #[arg(long)]
+    dry_run: bool,
+}
+
+#[derive(Serialize)]
+struct Removed {
+    id: &'static str,
+    name: String,
+    outcome: String,
+    #[serde(skip)]
+    failed: bool,
+}
+
+pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Failure> {
+    telemetry::start_logs(context, false, LogFormat::Text);
+    let config = context.config()?;
+    let names = [
+        ("slot", config.source.slot.clone()),
+        ("publication", config.source.publication.clone()),
+        ("stream", config.flow.stream()),
+        ("target", format!("flow {} in schema trellara", config.flow)),
+    ];
+    if args.dry_run {
+        let planned = names.map(|(id, name)| Removed {
+            id,
+            name,
+            outcome: "would be removed if it is there".to_owned(),
+            failed: false,
+        });
+        context.output.data(&planned, |removed| text(removed));
+        return Ok(Exit::Done);
+    }
+    let question = format!("Remove flow {}? What the stream holds and the target lacks is lost.", config.flow);
+    if !args.yes && !output::confirm(&question) {
+        return Err(Failure::new(Exit::Usage, "not confirmed", "give --yes to go on without asking"));
+    }
+    let mut removed = Vec::new();
+    let source = remove_source(&config).await;
+    removed.extend(source);
+    removed.push(outcome("stream", config.flow.stream(), remove_stream(&config).await));
+    let target = remove_target(&config).await;
+    removed.push(outcome("target", names[3].1.clone(), target));
+    let failed = removed.iter().any(|removed| removed.failed);
+    context.output.data(&removed, |removed| text(removed));
+    Ok(if failed { Exit::Unexpected } else { Exit::Done })
+}
+
+async fn remove_source(config: &Config) -> Vec<Removed> {
+    let (slot_name, publication_name) = (&config.source.slot, &config.source.publication);
+    let session = match link::source(config).await {
+        Ok(session) => session,
+        Err(failure) => {
+            let text = failure.causes.join(": ");
+            let parts = [("slot", slot_name), ("publication", publication_name)];
+            return parts
+                .map(|(id, name)| Removed { id, name: name.clone(), outcome: text.clone(), failed: true })
+                .into();
+        }
+    };
+    let slot = slot::drop(&session, slot_name).await.map_err(Failure::from);
+    let ours = setup::made_by_us(&session, publication_name, &config.flow).await;
+    let publication = match ours {
+        Ok(true) => publication::drop(&session, publication_name).await.map_err(Failure::from),
+        Ok(false) => Ok(false),
+        Err(failure) => Err(failure),
+    };
+    vec![
+        outcome("slot", slot_name.clone(), slot),
+        outcome("publication", publication_name.clone(), publication),
+    ]
+}
+
+async fn remove_stream(config: &Config) -> Result<bool, Failure> {
+    let broker = broker::connect(config, "remove").await?;
+    Ok(topology::delete(&broker, &config.flow.stream()).await?)
+}
+
+async fn remove_target(config: &Config) -> Result<bool, Failure> {
+    let mut session = link::target(config).await?;
+    schema::remove(&mut session.client, config.flow.as_str())
+        .await
+        .map(|_| true)
+        .map_err(|error| Failure::from_error(Exit::Unexpected, &error))
+}
+
+fn outcome(id: &'static str, name: String, answer: Result<bool, Failure>) -> Removed {
+    let (outcome, failed) = match answer {
+        Ok(true) => ("removed".to_owned(), false),
+        Ok(false) => ("not there, or not made by setup".to_owned(), false),
+        Err(failure) => (failure.causes.join(": "), true),
+    };
+    Removed { id, name, outcome, failed }
+}
+
+fn text(removed: &[Removed]) -> String {
+    let line = |part: &Removed| {
+        let mark = if part.failed { "still there" } else { "" };
+        format!("{:<12} {:<40} {} {mark}", part.id, part.name, part.outcome)
+    };
+    removed.iter().map(line).map(|line| line.trim_end().to_owned()).collect::<Vec<_>>().join("\n")
+}

@@ -1,0 +1,117 @@
+//! `trellara status`: where everything stands.
+
+use std::time::Duration;
+
+use crate::config::duration;
+use crate::context::Context;
+use crate::daemon_reports::first_halt;
+use crate::exit::{Exit, Failure};
+use crate::survey::{self, Part, Survey};
+use crate::telemetry::{self, LogFormat};
+
+/// Shows positions from the source's WAL head to the target, and what blocks.
+///
+/// Asks source, broker and target themselves, and the daemons that can be reached at ops.listen.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Reads:  the source's slot; the stream's tail; the target's checkpoint; the daemons' endpoints
+Writes: nothing
+
+Exit codes: 0 shown; 10, 11, 12, 13, 77 a daemon halted; 1 something does not answer
+
+Examples:
+  trellara status
+  trellara status --watch --interval 1s
+  trellara status --output json | jq '.ladder[] | {id, behind_bytes}'")]
+pub(crate) struct Args {
+    /// Again and again, until interrupted.
+    #[arg(long)]
+    watch: bool,
+    /// Time between two looks.
+    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = duration)]
+    interval: Duration,
+}
+
+pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Failure> {
+    telemetry::start_logs(context, false, LogFormat::Text);
+    let config = context.config()?;
+    loop {
+        let survey = survey::take(&config).await;
+        context.output.data(&survey, text);
+        if !args.watch {
+            return verdict(&survey);
+        }
+        tokio::select! {
+            () = tokio::time::sleep(args.interval) => context.output.note(""),
+            _ = tokio::signal::ctrl_c() => return Ok(Exit::Done),
+        }
+    }
+}
+
+fn verdict(survey: &Survey) -> Result<Exit, Failure> {
+    if let Some(halt) = first_halt(&survey.daemons) {
+        return Err(halt);
+    }
+    let silent = [
+        matches!(survey.source, Part::Unknown { .. }),
+        matches!(survey.stream, Part::Unknown { .. }),
+        matches!(survey.target, Part::Unknown { .. }),
+    ];
+    Ok(if silent.contains(&true) { Exit::Unexpected } else { Exit::Done })
+}
+
+fn text(survey: &Survey) -> String {
+    let mut lines = vec![format!("flow {}", survey.id), String::new()];
+    for rung in &survey.ladder {
+        let lsn = rung.lsn.as_deref().unwrap_or("unknown");
+        let behind = match rung.behind_bytes {
+            Some(0) => "0 bytes behind".to_owned(),
+            Some(bytes) => format!("{} behind", bytes_text(bytes)),
+            None => String::new(),
+        };
+        lines.push(format!("  {:<10} {lsn:>18}   {behind}", rung.id));
+    }
+    if let Some(seconds) = survey.lag_seconds {
+        lines.push(format!("  oldest commit not applied: {seconds:.1} s ago"));
+    }
+    lines.push(String::new());
+    lines.extend(slot_line(survey));
+    if let Part::Known(stream) = &survey.stream {
+        let limit = stream.max_bytes.map_or("no limit".to_owned(), bytes_text);
+        let used = bytes_text(stream.bytes);
+        lines.push(format!("  stream   {}: {used} of {limit}, {} frames", stream.name, stream.messages));
+    }
+    if let Part::Known(target) = &survey.target {
+        let holder = target.holder.as_deref().unwrap_or("nobody");
+        lines.push(format!("  target   lane 0, epoch {}, held by {holder}", target.epoch));
+    }
+    for daemon in &survey.daemons {
+        let ready = if daemon.ready { "ready" } else { "not ready" };
+        lines.push(format!("  {:<8} {}, {ready}", daemon.role, daemon.state));
+    }
+    if !survey.blocked_by.is_empty() {
+        lines.push(String::new());
+        lines.extend(survey.blocked_by.iter().map(|block| format!("  ! {block}")));
+    }
+    lines.join("\n")
+}
+
+fn slot_line(survey: &Survey) -> Option<String> {
+    let slot = survey.source.known()?.slot.as_ref()?;
+    let reader = slot.active_pid.map_or("nobody".to_owned(), |pid| format!("walsender {pid}"));
+    let retained = slot.retained_bytes.map_or("unknown".to_owned(), bytes_text);
+    let safe = match slot.safe_bytes.and_then(|bytes| u64::try_from(bytes).ok()) {
+        Some(bytes) => format!(", lost after {} more", bytes_text(bytes)),
+        None => String::new(),
+    };
+    Some(format!("  slot     {}: read by {reader}, keeps {retained} of WAL{safe}", slot.name))
+}
+
+/// Bytes for people.
+pub(crate) fn bytes_text(bytes: u64) -> String {
+    const UNITS: [(&str, u64); 4] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+    match UNITS.iter().find(|(_, size)| bytes >= *size) {
+        Some((unit, size)) => format!("{:.1} {unit}", bytes as f64 / *size as f64),
+        None => format!("{bytes} bytes"),
+    }
+}

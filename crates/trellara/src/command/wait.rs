@@ -1,0 +1,115 @@
+//! `trellara wait`: until the target has it.
+
+use std::time::Duration;
+
+use serde::Serialize;
+use tokio::time::Instant;
+use trellara_applier::ledger;
+use trellara_envelope::{Lane, Lsn};
+use trellara_postgres::{Session, insert_position, quote};
+
+use crate::config::{Config, duration};
+use crate::context::Context;
+use crate::daemon_reports::{self, first_halt};
+use crate::exit::{Exit, Failure};
+use crate::telemetry::{self, LogFormat};
+use crate::link;
+
+/// Waits until the target has durably applied the source's present position.
+///
+/// Everything committed on the source before this command began is then in the target.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Reads:  the source's WAL position (not with --lsn); the target's checkpoint; the daemons' endpoints
+Writes: nothing; it sends NOTIFY trellara_<flow> on the target, so that an idle applier writes its
+        checkpoint at once
+
+Exit codes: 0 applied; 20 timed out; 10, 11, 12, 13, 77 a daemon halted; 1 a server does not answer
+
+Examples:
+  trellara wait
+  trellara wait --timeout 10m
+  trellara wait --lsn 16/B374D848 --output json")]
+pub(crate) struct Args {
+    /// Wait for this position instead of the source's present one.
+    #[arg(long, value_name = "LSN")]
+    lsn: Option<Lsn>,
+    /// Give up after this long.
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = duration)]
+    timeout: Duration,
+}
+
+/// How often the checkpoint is read: an index lookup, and a person notices no less.
+const POLL: Duration = Duration::from_millis(50);
+/// How often the applier is reminded and the daemons are asked whether they halted.
+const REMIND: Duration = Duration::from_secs(1);
+
+#[derive(Serialize)]
+struct Waited {
+    id: String,
+    lsn: String,
+    lsn_applied: Option<String>,
+    reached: bool,
+    seconds: f64,
+}
+
+pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Failure> {
+    telemetry::start_logs(context, false, LogFormat::Text);
+    let config = context.config()?;
+    let began = Instant::now();
+    let target = link::target(&config).await?;
+    let lsn = match args.lsn {
+        Some(lsn) => lsn,
+        None => insert_position(&link::source(&config).await?).await?,
+    };
+    let applied = until(&config, &target, lsn, began + args.timeout).await?;
+    let reached = applied.is_some_and(|applied| applied >= lsn);
+    let waited = Waited {
+        id: config.flow.to_string(),
+        lsn: lsn.to_string(),
+        lsn_applied: applied.map(|lsn| lsn.to_string()),
+        reached,
+        seconds: began.elapsed().as_secs_f64(),
+    };
+    context.output.data(&waited, |waited| {
+        let applied = waited.lsn_applied.as_deref().unwrap_or("nothing");
+        format!("waited for {}: applied {applied} after {:.1} s", waited.lsn, waited.seconds)
+    });
+    if reached {
+        return Ok(Exit::Done);
+    }
+    let reason = format!("the target has not reached {lsn} within {:?}", args.timeout);
+    Err(Failure::new(Exit::TimedOut, reason, "`trellara status` shows where it stands"))
+}
+
+/// Waits for `lsn` until `deadline`; the position seen last.
+pub(crate) async fn until(
+    config: &Config,
+    target: &Session,
+    lsn: Lsn,
+    deadline: Instant,
+) -> Result<Option<Lsn>, Failure> {
+    let notify = format!(
+        "NOTIFY {}, 'checkpoint'",
+        quote::identifier(&format!("trellara_{}", config.flow))
+    );
+    let mut remind = tokio::time::interval(REMIND);
+    let mut poll = tokio::time::interval(POLL);
+    loop {
+        tokio::select! {
+            _ = poll.tick() => {
+                let checkpoint = ledger::checkpoint(&target.client, &config.flow, Lane(0)).await?;
+                let applied = checkpoint.map(|checkpoint| checkpoint.end_lsn);
+                if applied.is_some_and(|applied| applied >= lsn) || Instant::now() >= deadline {
+                    return Ok(applied);
+                }
+            }
+            _ = remind.tick() => {
+                target.client.batch_execute(&notify).await?;
+                if let Some(halt) = first_halt(&daemon_reports::reachable(config).await) {
+                    return Err(halt);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! Every default as a named constant, with the reason for its value.
+
+use std::time::Duration;
+
+/// How long the relay keeps a source alive that is shutting down and waits for a confirmation
+/// that cannot come (C04): longer than a broker restart, far shorter than an operator's patience.
+pub(crate) const SHUTDOWN_GRACE: Duration = Duration::from_secs(10);
+
+/// Stream limit for a broker that we did not start: fits small brokers, holds hours of most flows.
+pub(crate) const MAX_BYTES_EXTERNAL: u64 = 10 << 30;
+
+/// Stream limit for the embedded broker, unless half of the free disk is less.
+pub(crate) const MAX_BYTES_EMBEDDED: u64 = 32 << 30;
+
+/// History for replay and rewind: an hour covers the usual "what was that?", the size keeps a
+/// small disk small. Whichever is reached first ends it.
+pub(crate) const HISTORY_AGE: Duration = Duration::from_secs(3600);
+/// See [`HISTORY_AGE`].
+pub(crate) const HISTORY_BYTES: u64 = 1 << 30;
+
+/// One replica: what a single broker can hold. A cluster wants three.
+pub(crate) const REPLICAS: usize = 1;
+
+/// Loopback: metrics and status name tables and positions, which not everybody should read.
+pub(crate) const LISTEN_RELAY: &str = "127.0.0.1:9464";
+/// The applier's endpoint, so that both daemons fit on one machine.
+pub(crate) const LISTEN_APPLIER: &str = "127.0.0.1:9465";
+
+/// What one target transaction may carry: large enough that a commit's fsync is spread over
+/// thousands of rows, small enough to keep the applier within its memory bar.
+pub(crate) const BATCH_BYTES: u64 = 1 << 20;
+
+/// No progress although there is something to do for this long turns readiness red: longer than
+/// a broker election or a target restart.
+pub(crate) const STALL_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How long SIGTERM waits for what is in flight: below the 30 s after which systemd and
+/// Kubernetes kill.
+pub(crate) const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(20);

@@ -1,0 +1,168 @@
+//! `trellara.yml` in two steps: as written ([`file`]), then resolved ([`resolve`]).
+//!
+//! Only this module knows YAML and environment variables; the libraries receive plain structs.
+
+mod defaults;
+mod expand;
+mod file;
+mod keys;
+mod quantity;
+mod resolve;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
+
+use secrecy::SecretString;
+
+pub(crate) use defaults::*;
+pub(crate) use keys::{Available, KEYS, Key};
+pub(crate) use resolve::{
+    AcknowledgeSetting, BrokerSetting, Config, Listen, OnHalt,
+};
+
+pub(crate) use quantity::duration;
+
+use file::FileConfig;
+
+/// The process environment, read once in `main` and passed down.
+pub(crate) type EnvironmentMap = BTreeMap<String, String>;
+
+/// A key of the configuration that cannot be used, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ConfigError {
+    pub(crate) key: Option<String>,
+    pub(crate) reason: String,
+    pub(crate) hint: String,
+}
+
+/// Everything wrong with a configuration, found in one run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ConfigErrors(pub(crate) Vec<ConfigError>);
+
+impl ConfigError {
+    fn key(key: &str, reason: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { key: Some(key.to_owned()), reason: reason.into(), hint: hint.into() }
+    }
+
+    fn file(reason: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { key: None, reason: reason.into(), hint: hint.into() }
+    }
+
+    fn unknown_key(key: &str, origin: &str) -> Self {
+        let hint = match keys::nearest(key) {
+            Some(near) => format!("did you mean {near}? `trellara config schema` lists every key"),
+            None => "`trellara config schema` lists every key".to_owned(),
+        };
+        Self::key(key, format!("there is no such key ({origin})"), hint)
+    }
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.key {
+            Some(key) => write!(f, "{key}: {}", self.reason),
+            None => f.write_str(&self.reason),
+        }
+    }
+}
+
+impl fmt::Display for ConfigErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, error) in self.0.iter().enumerate() {
+            let separator = if index == 0 { "" } else { "\n" };
+            write!(f, "{separator}{error}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for ConfigErrors {}
+
+impl From<ConfigError> for ConfigErrors {
+    fn from(error: ConfigError) -> Self {
+        Self(vec![error])
+    }
+}
+
+/// Passwords from files of their own, read before the rest is resolved without I/O.
+#[derive(Default)]
+pub(crate) struct SecretFiles {
+    source: Option<SecretString>,
+    target: Option<SecretString>,
+    nats: Option<SecretString>,
+}
+
+/// Reads and resolves the file at `path`.
+pub(crate) fn load(path: &Path, environment: &EnvironmentMap) -> Result<Config, ConfigErrors> {
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        ConfigError::file(
+            format!("cannot read {}: {error}", path.display()),
+            "give the file with --config; trellara.yml.example shows every key",
+        )
+    })?;
+    let written = written(&text, environment)?;
+    let secrets = read_secrets(&written)?;
+    resolve::resolve(&written, environment, secrets)
+}
+
+/// The written form with overrides and variables applied.
+fn written(text: &str, environment: &EnvironmentMap) -> Result<FileConfig, ConfigErrors> {
+    let mut file = parse(text)?;
+    expand::overrides(&mut file, environment)?;
+    expand::variables(&mut file, environment)?;
+    Ok(file)
+}
+
+fn parse(text: &str) -> Result<FileConfig, ConfigError> {
+    if text.trim().is_empty() {
+        return Ok(FileConfig::default());
+    }
+    serde_saphyr::from_str(text).map_err(|error| {
+        let message = without_secrets(&error.to_string());
+        let unknown = message
+            .split_once("unknown field `")
+            .and_then(|(_, rest)| rest.split_once('`'))
+            .and_then(|(key, _)| keys::nearest(key));
+        let hint = match unknown {
+            Some(near) => format!("did you mean {near}? `trellara config schema` lists every key"),
+            None => "`trellara config schema` lists every key with its form".to_owned(),
+        };
+        ConfigError::file(message, hint)
+    })
+}
+
+/// The parser quotes the lines around an error, and one of them may hold a password.
+fn without_secrets(message: &str) -> String {
+    let hide_line = |line: &str| {
+        let lower = line.to_ascii_lowercase();
+        let holds_one = lower.contains("://") && lower.contains('@') || lower.contains("password");
+        match line.split_once(':') {
+            Some((before, _)) if holds_one && line.contains('|') => format!("{before}: (hidden)"),
+            _ if holds_one && line.contains("://") => "(a line with a connection string)".to_owned(),
+            _ => line.to_owned(),
+        }
+    };
+    message.lines().map(hide_line).collect::<Vec<_>>().join("\n")
+}
+
+fn read_secrets(file: &FileConfig) -> Result<SecretFiles, ConfigErrors> {
+    let read = |key: &str, path: Option<&file::Written>| -> Result<Option<SecretString>, ConfigError> {
+        let Some(path) = path else { return Ok(None) };
+        let text = std::fs::read_to_string(&path.0).map_err(|error| {
+            ConfigError::key(key, format!("cannot read {}: {error}", path.0), "check path and rights")
+        })?;
+        Ok(Some(SecretString::from(text.trim_end_matches(['\r', '\n']).to_owned())))
+    };
+    let source = file.source.as_ref().and_then(|section| section.password_file.as_ref());
+    let target = file.target.as_ref().and_then(|section| section.password_file.as_ref());
+    let nats = file.nats.as_ref().and_then(|section| section.password_file.as_ref());
+    Ok(SecretFiles {
+        source: read("source.password_file", source)?,
+        target: read("target.password_file", target)?,
+        nats: read("nats.password_file", nats)?,
+    })
+}

@@ -1,0 +1,66 @@
+//! `/metrics`, `/status`, `/livez`, `/readyz`: read-only, all on one port.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Json, Response};
+use axum::routing::get;
+
+use super::Health;
+use crate::telemetry::{Metrics, States};
+
+#[derive(Clone)]
+struct Endpoint {
+    health: Arc<Health>,
+    metrics: Option<Metrics>,
+    states: Arc<Mutex<States>>,
+}
+
+/// Serves until the process ends. A taken port is named and never stops a daemon: moving
+/// transactions matters more than being watched.
+pub(super) async fn start(address: SocketAddr, health: Arc<Health>) {
+    let endpoint = Endpoint { health, metrics: Metrics::start(), states: Arc::default() };
+    let listener = match tokio::net::TcpListener::bind(address).await {
+        Ok(listener) => listener,
+        Err(error) => {
+            tracing::warn!(%address, %error, "no metrics and no status: the address cannot be used; see ops.listen");
+            return;
+        }
+    };
+    tracing::info!(%address, "serving /metrics, /status, /livez and /readyz");
+    let router = Router::new()
+        .route("/metrics", get(metrics))
+        .route("/status", get(status))
+        .route("/livez", get(async || "alive\n"))
+        .route("/readyz", get(ready))
+        .with_state(endpoint);
+    tokio::spawn(async move {
+        if let Err(error) = axum::serve(listener, router).await {
+            tracing::warn!(%error, "the endpoint ended");
+        }
+    });
+}
+
+async fn metrics(State(endpoint): State<Endpoint>) -> Response {
+    let Some(metrics) = &endpoint.metrics else {
+        return (StatusCode::SERVICE_UNAVAILABLE, "another recorder is installed\n").into_response();
+    };
+    let mut states = endpoint.states.lock().unwrap_or_else(PoisonError::into_inner);
+    let text = metrics.render(&endpoint.health.reports(), &mut states);
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response()
+}
+
+async fn status(State(endpoint): State<Endpoint>) -> Response {
+    Json(endpoint.health.process()).into_response()
+}
+
+/// 503 with the list of what is wrong.
+async fn ready(State(endpoint): State<Endpoint>) -> Response {
+    let reports = endpoint.health.reports();
+    let failing: Vec<_> = reports.iter().filter(|report| !report.ready).collect();
+    let code = if failing.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (code, Json(serde_json::json!({"ready": failing.is_empty(), "failing": failing}))).into_response()
+}

@@ -1,0 +1,224 @@
+//! The demo from begin to end.
+
+use std::path::Path;
+use std::str::FromStr;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use trellara_envelope::FlowName;
+
+use super::chaos::{Kills, kill_in_turn};
+use super::daemons::{Daemon, run_to_end};
+use super::judge::{self, Judgement};
+use super::place::Place;
+use super::workload::Workload;
+use super::duplicates;
+use crate::exit::{Exit, Failure};
+use crate::http;
+use crate::output::Output;
+use crate::report::ProcessReport;
+
+const FLOW: &str = "demo";
+const FLOW_OF_RUN: &str = "demo_run";
+/// Catching up with everything after the last kill, on a slow machine.
+const CATCH_UP: &str = "90s";
+
+/// What to do.
+pub(crate) struct Plan {
+    /// Length of the workload with kills.
+    pub(crate) length: Duration,
+    pub(crate) seed: u64,
+    pub(crate) output: Output,
+}
+
+/// What came of it.
+#[derive(Serialize)]
+pub(crate) struct Verdict {
+    pub(crate) id: &'static str,
+    pub(crate) transactions: u64,
+    pub(crate) rows: u64,
+    pub(crate) kills_relay: u32,
+    pub(crate) kills_applier: u32,
+    pub(crate) kills_broker: u32,
+    pub(crate) duplicates_delivered: u64,
+    pub(crate) applied_twice: u64,
+    pub(crate) lost: u64,
+    pub(crate) rows_missing: u64,
+    pub(crate) rows_surplus: u64,
+    pub(crate) equal: bool,
+}
+
+/// Plays both acts; the verdict of each.
+pub(crate) async fn play(plan: &Plan) -> Result<Vec<Verdict>, Failure> {
+    let note = |text: &str| plan.output.note(text);
+    note("starting two PostgreSQL servers and a nats-server");
+    let place = Place::prepare().await?;
+    note("act 1: relay, applier and broker as three processes; each is killed with kill -9 in turn");
+    let first = three_processes(plan, &place).await?;
+    note("act 2: `trellara run` with its own broker, killed whole and started again");
+    let second = one_process(plan, &place).await?;
+    Ok(vec![first, second])
+}
+
+async fn three_processes(plan: &Plan, place: &Place) -> Result<Verdict, Failure> {
+    let (relay_at, applier_at) = (free_address()?, free_address()?);
+    let folder = place.folder();
+    let broker = Some(place.broker_url.as_str());
+    let config = place.write_config(FLOW, broker, &relay_at)?;
+    run_to_end(&config, &["setup", "--yes"]).await?;
+    let mut relay = Daemon::start("relay", &config, folder)?;
+    // The same flow with another endpoint: two processes cannot share a port.
+    let applier_config = folder.join("applier.yml");
+    copy_config(&config, &applier_config, &relay_at, &applier_at)?;
+    let mut applier = Daemon::start("applier", &applier_config, folder)?;
+
+    let workload = Workload::start(&place.source_url, plan.seed, 0);
+    let bar = progress();
+    let kills =
+        kill_in_turn(place, &mut relay, &mut applier, &workload, plan.length, &bar).await;
+    bar.finish_and_clear();
+    let mut kills = kills?;
+    workload.stop().await?;
+    catch_up(&config, [&mut relay, &mut applier]).await?;
+
+    plan.output.note("publishing a stored range again, as a new incarnation would");
+    relay.kill().await?;
+    kills.relay += 1;
+    let flow = FlowName::from_str(FLOW).map_err(|error| Failure::from_error(Exit::Bug, &error))?;
+    let repeated = duplicates::publish_again(&place.broker_url, &flow).await?;
+    let delivered = delivered_duplicates(&applier_at, repeated.transactions as u64).await?;
+    relay.start_again()?;
+    let workload = Workload::start(&place.source_url, plan.seed, 1);
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    workload.stop().await?;
+    catch_up(&config, [&mut relay, &mut applier]).await?;
+    let judgement = judge::compare(&place.source_url, &place.target_url).await?;
+    relay.stop().await?;
+    applier.stop().await?;
+    run_to_end(&config, &["remove", "--yes"]).await?;
+    plan.output.note(format_args!("{} frames were published twice", repeated.frames));
+    Ok(verdict("three processes", judgement, kills, delivered))
+}
+
+async fn one_process(plan: &Plan, place: &Place) -> Result<Verdict, Failure> {
+    let listen = free_address()?;
+    let config = place.write_config(FLOW_OF_RUN, None, &listen)?;
+    let mut run = Daemon::start("run", &config, place.folder())?;
+    ready(&listen, &mut run).await?;
+    let mut kills = Kills::default();
+    let workload = Workload::start(&place.source_url, plan.seed, 2);
+    for _ in 0..2 {
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        run.kill_and_start_again().await?;
+        // All three are in that one process and its child.
+        kills.relay += 1;
+        kills.applier += 1;
+        kills.broker += 1;
+    }
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    workload.stop().await?;
+    ready(&listen, &mut run).await?;
+    let waited = run_to_end(&config, &["wait", "--timeout", CATCH_UP]).await;
+    waited.map_err(|failure| with_log(failure, &run))?;
+    let judgement = judge::compare(&place.source_url, &place.target_url).await?;
+    run.stop().await?;
+    Ok(verdict("one process", judgement, kills, 0))
+}
+
+fn verdict(id: &'static str, judgement: Judgement, kills: Kills, delivered: u64) -> Verdict {
+    Verdict {
+        id,
+        transactions: judgement.transactions,
+        rows: judgement.rows,
+        kills_relay: kills.relay,
+        kills_applier: kills.applier,
+        kills_broker: kills.broker,
+        duplicates_delivered: delivered,
+        applied_twice: judgement.twice,
+        lost: judgement.lost,
+        rows_missing: judgement.missing,
+        rows_surplus: judgement.surplus,
+        equal: judgement.equal(),
+    }
+}
+
+/// Waits until the target has everything; a daemon that fails on the way shows its log.
+async fn catch_up(config: &Path, daemons: [&mut Daemon; 2]) -> Result<(), Failure> {
+    let waited = run_to_end(config, &["wait", "--timeout", CATCH_UP]).await;
+    for daemon in daemons {
+        daemon.check_alive()?;
+        if let Err(failure) = &waited {
+            let causes = failure.causes.join(": ");
+            return Err(daemon.failure(&format!("was waited for: {causes}")));
+        }
+    }
+    waited
+}
+
+fn with_log(failure: Failure, daemon: &Daemon) -> Failure {
+    daemon.failure(&format!("was waited for: {}", failure.causes.join(": ")))
+}
+
+/// Polls the applier's own count until all duplicates have come by.
+async fn delivered_duplicates(applier_at: &str, expected: u64) -> Result<u64, Failure> {
+    const PATIENCE: Duration = Duration::from_secs(30);
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    loop {
+        let seen = report(applier_at).await.map_or(0, |process| {
+            let counters = process.daemons.iter().filter_map(|daemon| daemon.counters.get("duplicate_transactions"));
+            counters.sum()
+        });
+        if seen >= expected || tokio::time::Instant::now() >= deadline {
+            return Ok(seen);
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// Waits until every daemon of the process is ready.
+async fn ready(listen: &str, run: &mut Daemon) -> Result<(), Failure> {
+    const PATIENCE: Duration = Duration::from_secs(60);
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    loop {
+        run.check_alive()?;
+        let process = report(listen).await;
+        if process.is_some_and(|process| process.daemons.iter().all(|daemon| daemon.ready)) {
+            return Ok(());
+        }
+        if tokio::time::Instant::now() >= deadline {
+            return Err(run.failure("is not ready after 60 s"));
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+async fn report(address: &str) -> Option<ProcessReport> {
+    let body = http::get(address, "/status").await.ok()?;
+    serde_json::from_str(&body).ok()
+}
+
+fn copy_config(from: &Path, to: &Path, old: &str, new: &str) -> Result<(), Failure> {
+    let unexpected = |error: std::io::Error| Failure::from_error(Exit::Unexpected, &error);
+    // Copying keeps the mode, which hides the connection strings from others.
+    std::fs::copy(from, to).map_err(unexpected)?;
+    let text = std::fs::read_to_string(from).map_err(unexpected)?;
+    std::fs::write(to, text.replace(old, new)).map_err(unexpected)
+}
+
+/// An address on loopback that is free now.
+fn free_address() -> Result<String, Failure> {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0");
+    let address = listener.and_then(|listener| listener.local_addr());
+    address
+        .map(|address| address.to_string())
+        .map_err(|error| Failure::from_error(Exit::Unexpected, &error))
+}
+
+fn progress() -> ProgressBar {
+    let bar = ProgressBar::new(1);
+    if let Ok(style) = ProgressStyle::with_template("{bar:30} {elapsed_precise}  {msg}") {
+        bar.set_style(style);
+    }
+    bar
+}

@@ -1,0 +1,33 @@
+//! Sessions on source and target for commands.
+
+use trellara_postgres::{ConnectOptions, Session};
+use trellara_source::SourceOptions;
+
+use crate::config::Config;
+use crate::exit::Failure;
+
+/// The source as relay and commands use it.
+pub(crate) fn source_options(config: &Config) -> SourceOptions {
+    let mut options = SourceOptions::new(&config.flow, config.source.connect.clone());
+    options.slot.clone_from(&config.source.slot);
+    options.publication.clone_from(&config.source.publication);
+    options
+}
+
+/// The target as applier and commands use it.
+pub(crate) fn target_options(config: &Config) -> ConnectOptions {
+    let name = format!("trellara-{}", config.flow);
+    config.target.connect.clone().with_application_name(&name)
+}
+
+/// A session on the source.
+pub(crate) async fn source(config: &Config) -> Result<Session, Failure> {
+    let session = source_options(config).session().await;
+    session.map_err(|error| Failure::from(error).doing("cannot use the source"))
+}
+
+/// A session on the target.
+pub(crate) async fn target(config: &Config) -> Result<Session, Failure> {
+    let session = Session::connect(&target_options(config)).await;
+    session.map_err(|error| Failure::from(error).doing("cannot use the target"))
+}

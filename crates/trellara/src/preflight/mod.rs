@@ -1,0 +1,196 @@
+//! What would go wrong, found before anything is created: all findings in one run, each with its
+//! cure. Reads only.
+
+mod broker;
+mod source;
+mod tables;
+mod target;
+
+use serde::Serialize;
+use trellara_jetstream::Broker;
+
+use crate::config::Config;
+use crate::exit::{Exit, Failure};
+use crate::link;
+use crate::output::Output;
+
+/// How bad.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Severity {
+    /// Worth knowing.
+    Note,
+    /// It works, and may hurt later.
+    Warning,
+    /// It does not work.
+    Error,
+}
+
+/// One finding.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Finding {
+    /// Stable name.
+    pub(crate) id: &'static str,
+    pub(crate) severity: Severity,
+    /// What it is about: a server, a table, a setting.
+    pub(crate) about: String,
+    pub(crate) reason: String,
+    /// The statement or change that mends it.
+    pub(crate) cure: String,
+    #[serde(skip)]
+    pub(crate) exit: Exit,
+}
+
+/// Collects findings about one thing after the other.
+#[derive(Default)]
+pub(crate) struct Findings(Vec<Finding>);
+
+impl Findings {
+    fn add(
+        &mut self,
+        severity: Severity,
+        id: &'static str,
+        about: impl Into<String>,
+        reason: impl Into<String>,
+        cure: impl Into<String>,
+    ) {
+        let exit = match severity {
+            Severity::Error => Exit::Unfit,
+            Severity::Warning | Severity::Note => Exit::Done,
+        };
+        let (about, reason, cure) = (about.into(), reason.into(), cure.into());
+        self.0.push(Finding { id, severity, about, reason, cure, exit });
+    }
+
+    fn error(
+        &mut self,
+        id: &'static str,
+        about: impl Into<String>,
+        reason: impl Into<String>,
+        cure: impl Into<String>,
+    ) {
+        self.add(Severity::Error, id, about, reason, cure);
+    }
+
+    fn warning(
+        &mut self,
+        id: &'static str,
+        about: impl Into<String>,
+        reason: impl Into<String>,
+        cure: impl Into<String>,
+    ) {
+        self.add(Severity::Warning, id, about, reason, cure);
+    }
+
+    fn note(&mut self, id: &'static str, about: impl Into<String>, reason: impl Into<String>) {
+        self.add(Severity::Note, id, about, reason, "");
+    }
+
+    /// A missing right: an error with an exit code of its own.
+    fn right(
+        &mut self,
+        id: &'static str,
+        about: impl Into<String>,
+        reason: impl Into<String>,
+        cure: impl Into<String>,
+    ) {
+        self.error(id, about, reason, cure);
+        if let Some(finding) = self.0.last_mut() {
+            finding.exit = Exit::Rights;
+        }
+    }
+
+    /// A question that could not be asked.
+    fn failed(&mut self, id: &'static str, about: &str, failure: Failure) {
+        let reason = failure.causes.join(": ");
+        let cure = failure.hints.join("; ");
+        self.error(id, about, reason, cure);
+        if let Some(finding) = self.0.last_mut() {
+            finding.exit = failure.exit;
+        }
+    }
+}
+
+/// Everything, most severe first. Without a broker that part is left out.
+pub(crate) async fn examine(config: &Config, broker: Option<&Broker>) -> Vec<Finding> {
+    let mut findings = Findings::default();
+    let source = link::source(config).await;
+    let target = link::target(config).await;
+    let mut members = Vec::new();
+    match &source {
+        Ok(source) => match source::examine(config, source, &mut findings).await {
+            Ok(tables) => members = tables,
+            Err(failure) => findings.failed("SOURCE_QUERY", "source", failure),
+        },
+        Err(failure) => {
+            let shown = Failure { exit: failure.exit, causes: failure.causes.clone(), hints: failure.hints.clone() };
+            findings.failed("SOURCE_UNREACHABLE", "source", shown);
+        }
+    }
+    match &target {
+        Ok(target) => {
+            if let Err(failure) = target::examine(config, target, &mut findings).await {
+                findings.failed("TARGET_QUERY", "target", failure);
+            }
+        }
+        Err(failure) => {
+            let shown = Failure { exit: failure.exit, causes: failure.causes.clone(), hints: failure.hints.clone() };
+            findings.failed("TARGET_UNREACHABLE", "target", shown);
+        }
+    }
+    if let (Ok(source), Ok(target)) = (&source, &target)
+        && let Err(failure) = tables::compare(source, target, &members, &mut findings).await
+    {
+        findings.failed("TABLES_QUERY", "tables", failure);
+    }
+    if let Some(broker) = broker {
+        let target = target.as_ref().ok();
+        broker::examine(config, broker, target, &mut findings).await;
+    }
+    let mut findings = findings.0;
+    findings.sort_by(|a, b| b.severity.cmp(&a.severity));
+    findings
+}
+
+/// A finding for a broker that cannot be connected to.
+pub(crate) fn broker_unreachable(failure: Failure) -> Finding {
+    Finding {
+        id: "BROKER_UNREACHABLE",
+        severity: Severity::Error,
+        about: "broker".to_owned(),
+        reason: failure.causes.join(": "),
+        cure: failure.hints.join("; "),
+        exit: failure.exit,
+    }
+}
+
+/// Fails when anything is an error, with all of them; says warnings on the way.
+pub(crate) fn refuse(findings: &[Finding], output: Output) -> Result<(), Failure> {
+    for warning in findings.iter().filter(|finding| finding.severity == Severity::Warning) {
+        output.note(text(warning));
+    }
+    let errors: Vec<&Finding> =
+        findings.iter().filter(|finding| finding.severity == Severity::Error).collect();
+    let Some(first) = errors.first() else { return Ok(()) };
+    let count = errors.len();
+    let mut failure =
+        Failure::new(first.exit, format!("nothing was created: {count} finding(s) stand in the way"), "");
+    for error in errors {
+        failure.causes.push(text(error));
+    }
+    Err(failure.hint("`trellara check` shows all findings, warnings included"))
+}
+
+/// A finding for people.
+pub(crate) fn text(finding: &Finding) -> String {
+    let severity = match finding.severity {
+        Severity::Error => "error",
+        Severity::Warning => "warning",
+        Severity::Note => "note",
+    };
+    let cure = match finding.cure.as_str() {
+        "" => String::new(),
+        cure => format!("\n    hint: {cure}"),
+    };
+    format!("{severity} {} ({}): {}{cure}", finding.id, finding.about, finding.reason)
+}

@@ -1,0 +1,167 @@
+//! The published tables as the target has them.
+
+use std::collections::BTreeMap;
+
+use trellara_postgres::{Session, quote};
+use trellara_source::publication::TableName;
+
+use super::{Findings, source};
+use crate::exit::Failure;
+
+/// One column of one side.
+#[derive(Debug, Clone)]
+struct Column {
+    type_name: String,
+    /// Filled by the server, so that nothing may be written into it.
+    generated: bool,
+    /// NOT NULL, without a default and not filled by the server.
+    needed: bool,
+}
+
+/// One table of the target.
+#[derive(Debug, Default)]
+struct Table {
+    columns: BTreeMap<String, Column>,
+    kind: String,
+    missing_rights: Vec<&'static str>,
+    deferrable: Vec<String>,
+}
+
+type Tables = BTreeMap<(String, String), Table>;
+
+pub(super) async fn compare(
+    source: &Session,
+    target: &Session,
+    members: &[TableName],
+    findings: &mut Findings,
+) -> Result<(), Failure> {
+    let identity = "SELECT system_identifier, current_database()::text FROM pg_control_system()";
+    let here = source.client.query_one(identity, &[]).await?;
+    let there = target.client.query_one(identity, &[]).await?;
+    if (here.get::<_, i64>(0), here.get::<_, String>(1)) == (there.get(0), there.get(1)) {
+        let cure = "rows would be carried into the tables they come from; check both urls";
+        findings.error("TARGET_IS_SOURCE", "target", "source and target are the same database", cure);
+        return Ok(());
+    }
+    let ours = read(source, members).await?;
+    let theirs = read(target, members).await?;
+    for member in members {
+        let key = (member.schema.clone(), member.name.clone());
+        let Some(target) = theirs.get(&key) else {
+            let cure = format!("create it there, for example with pg_dump --schema-only --table={member}");
+            findings.error("TARGET_TABLE_MISSING", member.to_string(), "the target does not have it", cure);
+            continue;
+        };
+        if let Some(source) = ours.get(&key) {
+            compare_columns(member, source, target, findings);
+        }
+        about_table(member, target, findings);
+    }
+    Ok(())
+}
+
+fn compare_columns(name: &TableName, source: &Table, target: &Table, findings: &mut Findings) {
+    for (column, ours) in source.columns.iter().filter(|(_, column)| !column.generated) {
+        let identifier = quote::identifier(column);
+        match target.columns.get(column) {
+            None => {
+                let cure = format!("ALTER TABLE {name} ADD COLUMN {identifier} {}", ours.type_name);
+                let reason = format!("the target's table lacks column {identifier}");
+                findings.error("TARGET_COLUMN_MISSING", name.to_string(), reason, cure);
+            }
+            Some(theirs) if theirs.generated => {
+                let reason = format!("column {identifier} is generated in the target and ordinary in the source");
+                let cure = format!("ALTER TABLE {name} ALTER COLUMN {identifier} DROP EXPRESSION");
+                findings.error("TARGET_COLUMN_GENERATED", name.to_string(), reason, cure);
+            }
+            Some(theirs) if theirs.type_name != ours.type_name => {
+                let reason = format!(
+                    "column {identifier} is {} in the source and {} in the target",
+                    ours.type_name, theirs.type_name
+                );
+                let cure = "values that the target's type refuses will stop the flow";
+                findings.warning("TARGET_COLUMN_TYPE", name.to_string(), reason, cure);
+            }
+            Some(_) => {}
+        }
+    }
+    let extra = target.columns.iter().filter(|(name, column)| column.needed && !source.columns.contains_key(*name));
+    for (column, _) in extra {
+        let identifier = quote::identifier(column);
+        let reason = format!("column {identifier} of the target is NOT NULL, has no default and is not in the source");
+        let cure = format!("ALTER TABLE {name} ALTER COLUMN {identifier} SET DEFAULT …");
+        findings.error("TARGET_COLUMN_NEEDED", name.to_string(), reason, cure);
+    }
+}
+
+fn about_table(name: &TableName, table: &Table, findings: &mut Findings) {
+    if !matches!(table.kind.as_str(), "r" | "p") {
+        let cure = "only ordinary and partitioned tables can be applied to";
+        findings.error("TARGET_TABLE_KIND", name.to_string(), "it is not a table in the target", cure);
+    }
+    if !table.missing_rights.is_empty() {
+        let rights = table.missing_rights.join(", ");
+        let cure = format!("GRANT {rights} ON {name} TO the applier's role");
+        findings.right("TARGET_TABLE_RIGHT", name.to_string(), format!("the role lacks {rights}"), cure);
+    }
+    if !table.deferrable.is_empty() {
+        let constraints = table.deferrable.join(", ");
+        findings.note(
+            "TARGET_DEFERRABLE",
+            name.to_string(),
+            format!("PostgreSQL does not enforce {constraints} under the replica role; the applier checks the keys itself"),
+        );
+    }
+}
+
+async fn read(session: &Session, members: &[TableName]) -> Result<Tables, Failure> {
+    let (schemas, names) = source::columns(members);
+    let mut tables = Tables::new();
+    let rows = session
+        .client
+        .query(
+            "SELECT t.s, t.n, c.relkind::text, \
+                    has_table_privilege(c.oid, 'SELECT'), has_table_privilege(c.oid, 'INSERT'), \
+                    has_table_privilege(c.oid, 'UPDATE'), has_table_privilege(c.oid, 'DELETE'), \
+                    has_table_privilege(c.oid, 'TRUNCATE'), \
+                    ARRAY(SELECT conname::text FROM pg_constraint AS k WHERE k.conrelid = c.oid \
+                            AND k.condeferrable AND k.contype IN ('u', 'p', 'x') ORDER BY 1) \
+               FROM unnest($1::text[], $2::text[]) AS t(s, n) \
+               JOIN pg_namespace AS ns ON ns.nspname = t.s \
+               JOIN pg_class AS c ON c.relnamespace = ns.oid AND c.relname = t.n",
+            &[&schemas, &names],
+        )
+        .await?;
+    for row in &rows {
+        const RIGHTS: [&str; 5] = ["SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE"];
+        let lacks = |(at, _): &(usize, &str)| !row.get::<_, bool>(3 + at);
+        let missing = RIGHTS.into_iter().enumerate().filter(lacks);
+        let table = Table {
+            columns: BTreeMap::new(),
+            kind: row.get(2),
+            missing_rights: missing.map(|(_, right)| right).collect(),
+            deferrable: row.get(8),
+        };
+        tables.insert((row.get(0), row.get(1)), table);
+    }
+    let columns = session
+        .client
+        .query(
+            "SELECT t.s, t.n, a.attname::text, format_type(a.atttypid, a.atttypmod), \
+                    a.attgenerated <> '', \
+                    a.attnotnull AND NOT a.atthasdef AND a.attidentity = '' AND a.attgenerated = '' \
+               FROM unnest($1::text[], $2::text[]) AS t(s, n) \
+               JOIN pg_namespace AS ns ON ns.nspname = t.s \
+               JOIN pg_class AS c ON c.relnamespace = ns.oid AND c.relname = t.n \
+               JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped",
+            &[&schemas, &names],
+        )
+        .await?;
+    for row in &columns {
+        if let Some(table) = tables.get_mut(&(row.get(0), row.get(1))) {
+            let column = Column { type_name: row.get(3), generated: row.get(4), needed: row.get(5) };
+            table.columns.insert(row.get(2), column);
+        }
+    }
+    Ok(tables)
+}

@@ -1,0 +1,69 @@
+//! The target: version, state, rights on the database, the replica role.
+
+use trellara_applier::schema;
+use trellara_postgres::{Session, quote};
+
+use super::{Findings, source};
+use crate::config::Config;
+use crate::exit::Failure;
+
+pub(super) async fn examine(
+    config: &Config,
+    session: &Session,
+    findings: &mut Findings,
+) -> Result<(), Failure> {
+    source::version(session, "target", findings);
+    let row = session
+        .client
+        .query_one(
+            "SELECT pg_is_in_recovery(), current_setting('default_transaction_read_only') = 'on', \
+                    has_database_privilege(current_database(), 'CREATE'), \
+                    has_parameter_privilege('session_replication_role', 'SET'), \
+                    current_setting('server_encoding')",
+            &[],
+        )
+        .await?;
+    if row.get(0) {
+        let cure = "name the primary in target.url (several hosts with target_session_attrs=read-write)";
+        findings.error("TARGET_IN_RECOVERY", "target", "the server is a standby", cure);
+    }
+    if row.get(1) {
+        let cure = "ALTER ROLE … SET default_transaction_read_only = off";
+        findings.error("TARGET_READ_ONLY", "target", "transactions are read-only by default", cure);
+    }
+    let user = quote::identifier(config.target.connect.user());
+    match schema::identity(&session.client).await {
+        Ok(_) => {}
+        Err(schema::SchemaError::Missing | schema::SchemaError::Older { .. }) => {
+            if !row.get::<_, bool>(2) {
+                let database = quote::identifier(config.target.connect.database());
+                let cure = format!(
+                    "GRANT CREATE ON DATABASE {database} TO {user}; or run what `trellara setup --print-sql` prints"
+                );
+                findings.right("TARGET_CREATE_RIGHT", "target", "the role may not create schema trellara", cure);
+            }
+        }
+        Err(error) => {
+            findings.error("TARGET_SCHEMA", "schema trellara", error.to_string(), "use the newer trellara");
+        }
+    }
+    replica_role(config, row.get(3), &user, findings);
+    let encoding: String = row.get(4);
+    if encoding != "UTF8" {
+        let cure = "characters that it does not know will stop the flow";
+        findings.warning("TARGET_ENCODING", "target", format!("the database's encoding is {encoding}"), cure);
+    }
+    Ok(())
+}
+
+fn replica_role(config: &Config, may: bool, user: &str, findings: &mut Findings) {
+    if may || config.process.role_replica == Some(false) {
+        return;
+    }
+    let reason = "the role may not set session_replication_role: triggers and foreign keys of the target act a second time";
+    let cure = format!("GRANT SET ON PARAMETER session_replication_role TO {user}");
+    match config.process.role_replica {
+        Some(true) => findings.right("TARGET_REPLICA_ROLE", "target", reason, cure),
+        _ => findings.warning("TARGET_REPLICA_ROLE", "target", reason, cure),
+    }
+}

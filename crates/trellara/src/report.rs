@@ -1,0 +1,186 @@
+//! What daemons say about themselves on `/status`, and `trellara status` prints again.
+//!
+//! These types are the JSON form; nothing else derives `Serialize`.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use trellara_applier::{ApplierSnapshot, ApplierState};
+use trellara_envelope::{FlowName, Halt, Lsn};
+use trellara_relay::{RelayState, StatusSnapshot};
+
+/// Everything one process says.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct ProcessReport {
+    pub(crate) version: String,
+    pub(crate) pid: u32,
+    pub(crate) daemons: Vec<DaemonReport>,
+}
+
+/// One daemon of a process.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(crate) struct DaemonReport {
+    /// `relay` or `applier`.
+    pub(crate) role: String,
+    pub(crate) flow: String,
+    pub(crate) state: String,
+    pub(crate) ready: bool,
+    /// Why it is not ready, or what it waits for.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(crate) reason: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(crate) last_error: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(crate) halt: Option<HaltReport>,
+    pub(crate) incarnation: u64,
+    pub(crate) stream_sequence: u64,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(crate) lsn_received: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(crate) lsn_published: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(crate) lsn_confirmed: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(crate) lsn_applied: Option<String>,
+    /// What only grows since the process began; names as in the metrics.
+    pub(crate) counters: BTreeMap<String, u64>,
+    /// Whatever else the daemon knows about itself.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
+    pub(crate) details: BTreeMap<String, String>,
+}
+
+/// A halt.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct HaltReport {
+    pub(crate) code: String,
+    pub(crate) exit_code: u8,
+    pub(crate) reason: String,
+    pub(crate) hint: String,
+}
+
+impl From<&Halt> for HaltReport {
+    fn from(halt: &Halt) -> Self {
+        Self {
+            code: halt.code.as_str().to_owned(),
+            exit_code: halt.code.exit_code(),
+            reason: halt.reason.clone(),
+            hint: halt.hint.clone(),
+        }
+    }
+}
+
+impl DaemonReport {
+    pub(crate) fn of_relay(flow: &FlowName, relay: &StatusSnapshot) -> Self {
+        let state = match relay.state {
+            RelayState::Starting => "starting",
+            RelayState::Waiting => "waiting",
+            RelayState::Resuming => "resuming",
+            RelayState::Streaming => "streaming",
+            RelayState::Halted => "halted",
+            RelayState::Stopped => "stopped",
+        };
+        let counters = [
+            ("frames", relay.frames),
+            ("frame_bytes", relay.frame_bytes),
+            ("transactions", relay.transactions),
+            ("publish_doubts", relay.doubts),
+            ("incarnations", relay.restarts),
+        ];
+        let details = [
+            ("window_bytes", relay.window_bytes),
+            ("open_bytes", relay.open_bytes),
+            ("open_transactions", relay.open_transactions),
+        ];
+        Self {
+            role: "relay".to_owned(),
+            flow: flow.to_string(),
+            state: state.to_owned(),
+            ready: relay.state == RelayState::Streaming,
+            reason: text(&relay.waiting_for),
+            last_error: text(&relay.last_error),
+            halt: relay.halt.as_ref().map(HaltReport::from),
+            incarnation: relay.incarnation.0,
+            stream_sequence: relay.last_sequence.0,
+            lsn_received: position(relay.lsn_received),
+            lsn_published: position(relay.lsn_published),
+            lsn_confirmed: position(relay.lsn_confirmed),
+            lsn_applied: position(relay.lsn_applied),
+            counters: counters.map(|(name, value)| (name.to_owned(), value)).into(),
+            details: details.map(|(name, value)| (name.to_owned(), value.to_string())).into(),
+        }
+    }
+
+    pub(crate) fn of_applier(flow: &FlowName, applier: &ApplierSnapshot) -> Self {
+        let (state, reason, halt) = match &applier.state {
+            ApplierState::Starting => ("starting", None, None),
+            ApplierState::Standby { holder } => {
+                ("standby", Some(format!("the lane is held by {holder}")), None)
+            }
+            ApplierState::Running => ("running", None, None),
+            ApplierState::Retrying { reason } => ("retrying", Some(reason.clone()), None),
+            ApplierState::Halted { halt, probing } => {
+                let then = if *probing { "it is tried again by itself" } else { "it waits for you" };
+                ("halted", Some(then.to_owned()), Some(HaltReport::from(halt)))
+            }
+            ApplierState::Stopped => ("stopped", None, None),
+        };
+        let counters = [
+            ("transactions", applier.transactions),
+            ("changes", applier.changes),
+            ("batches", applier.batches),
+            ("duplicate_frames", applier.duplicate_frames),
+            ("duplicate_transactions", applier.duplicate_transactions),
+            ("retries", applier.retries),
+            ("delivery_gaps", applier.delivery_gaps),
+        ];
+        let mut details = BTreeMap::from([
+            ("epoch".to_owned(), applier.epoch.to_string()),
+            ("trimmed_to".to_owned(), applier.trimmed_to.to_string()),
+        ]);
+        if let Some(replica) = applier.replica_role {
+            details.insert("replica_role".to_owned(), replica.to_string());
+        }
+        if let Some(target) = &applier.target {
+            details.insert("target".to_owned(), target.clone());
+        }
+        Self {
+            role: "applier".to_owned(),
+            flow: flow.to_string(),
+            state: state.to_owned(),
+            // A standby does its job by waiting.
+            ready: matches!(applier.state, ApplierState::Running | ApplierState::Standby { .. }),
+            reason,
+            last_error: applier.last_error.clone(),
+            halt,
+            incarnation: applier.incarnation.0,
+            stream_sequence: applier.sequence.0,
+            lsn_received: None,
+            lsn_published: None,
+            lsn_confirmed: None,
+            lsn_applied: position(applier.lsn_flushed),
+            counters: counters.map(|(name, value)| (name.to_owned(), value)).into(),
+            details,
+        }
+    }
+
+    /// Bytes between what was received and the later stages.
+    pub(crate) fn lag_bytes(&self) -> Vec<(&'static str, u64)> {
+        let lsn = |text: &Option<String>| text.as_deref().and_then(|text| text.parse::<Lsn>().ok());
+        let Some(received) = lsn(&self.lsn_received) else { return Vec::new() };
+        let stages = [
+            ("published", lsn(&self.lsn_published)),
+            ("confirmed", lsn(&self.lsn_confirmed)),
+            ("applied", lsn(&self.lsn_applied)),
+        ];
+        let known = stages.into_iter().filter_map(|(stage, lsn)| Some((stage, lsn?)));
+        known.map(|(stage, lsn)| (stage, received.bytes_since(lsn))).collect()
+    }
+}
+
+fn position(lsn: Lsn) -> Option<String> {
+    (lsn != Lsn::ZERO).then(|| lsn.to_string())
+}
+
+fn text(text: &str) -> Option<String> {
+    (!text.is_empty()).then(|| text.to_owned())
+}

@@ -1,0 +1,289 @@
+//! Doing it, one action after the other.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use trellara_applier::lane::{self, FlowIntent, FlowState};
+use trellara_applier::{Checkpoint, StreamIdentity, Transport, ledger, schema};
+use trellara_envelope::{
+    FlowName, Frame, FrameDigest, FrameOrdinal, Genesis, Incarnation, Lane, LedgerOrdinal, Lsn,
+    StreamSequence,
+};
+use trellara_jetstream::publish::{Outcome, Outgoing, Publisher};
+use trellara_jetstream::{Broker, topology};
+use trellara_postgres::{ReplicationConnection, Session, SnapshotAction, quote};
+use trellara_relay::genesis_frame;
+use trellara_source::publication::{self, TablePattern};
+use trellara_source::slot;
+
+use super::found::Found;
+use super::{Action, Sessions, Step, publication_mark, stream_spec};
+use crate::config::Config;
+use crate::exit::{Exit, Failure};
+use crate::link;
+
+/// Slot creation waits for every transaction that is running; longer than this somebody should
+/// know which.
+const SLOT_PATIENCE: Duration = Duration::from_secs(60);
+
+/// What is known on the way.
+struct Work<'a> {
+    config: &'a Config,
+    broker: &'a Broker,
+    found: Found,
+    sessions: Sessions,
+    registration: String,
+    consistent_point: Option<Lsn>,
+}
+
+pub(super) async fn perform(
+    config: &Config,
+    broker: &Broker,
+    mut found: Found,
+    actions: Vec<Action>,
+    mut each: impl FnMut(&Step),
+) -> Result<Vec<Step>, Failure> {
+    let Some(sessions) = found.sessions.take() else {
+        return Err(Failure::new(Exit::Bug, "setup lost its sessions", ""));
+    };
+    let registration = found.registration.clone().unwrap_or_default();
+    let mut work = Work { config, broker, found, sessions, registration, consistent_point: None };
+    let mut steps = Vec::new();
+    for action in actions {
+        let step = work.act(action).await?;
+        each(&step);
+        steps.push(step);
+    }
+    Ok(steps)
+}
+
+impl Work<'_> {
+    async fn act(&mut self, action: Action) -> Result<Step, Failure> {
+        let flow = &self.config.flow;
+        match action {
+            Action::CreatePublication => create_publication(self.config, &self.sessions.source).await,
+            Action::InstallSchema => {
+                let identity = schema::install(&mut self.sessions.target.client).await;
+                let identity = identity.map_err(|error| {
+                    Failure::from_error(Exit::Rights, &error).hint(
+                        "let a role with CREATE on the database run `trellara setup --print-sql` first",
+                    )
+                })?;
+                self.registration = identity.registration();
+                Ok(step("schema", format!("target {} has schema trellara", self.registration)))
+            }
+            Action::RecordIntent => {
+                self.record(FlowState::Intended, None).await?;
+                Ok(step("intent", format!("flow {flow} is noted in the target")))
+            }
+            Action::CreateStream => {
+                let spec = stream_spec(self.config, Some(self.registration.clone()));
+                let facts = topology::create(self.broker, &spec).await?;
+                let size = spec.max_bytes;
+                let what = format!("stream {} holds up to {size} bytes", facts.name);
+                self.found.stream = Some(facts);
+                Ok(step("stream", what))
+            }
+            Action::RegisterTarget => {
+                let name = flow.stream();
+                let facts = topology::register_target(self.broker, &name, &self.registration).await?;
+                self.found.stream = Some(facts);
+                Ok(step("registration", format!("stream {name} belongs to target {}", self.registration)))
+            }
+            Action::CreateSlot => {
+                let point = create_slot(self.config, &self.sessions.source).await?;
+                self.use_point(point).await?;
+                Ok(step("slot", format!("slot {} begins at {point}", self.config.source.slot)))
+            }
+            Action::UseSlot(point) => {
+                self.use_point(point).await?;
+                Ok(step("slot", format!("slot {} goes on at {point}", self.config.source.slot)))
+            }
+            Action::WriteGenesis(continues_at) => self.write_genesis(continues_at).await,
+            Action::WriteLedger => self.write_ledger().await,
+        }
+    }
+
+    /// C is written down before the stream knows it: a crash behind this line finds a slot that
+    /// stands exactly where the intent says.
+    async fn use_point(&mut self, point: Lsn) -> Result<(), Failure> {
+        self.consistent_point = Some(point);
+        self.record(FlowState::Intended, Some(point)).await
+    }
+
+    async fn record(&self, state: FlowState, point: Option<Lsn>) -> Result<(), Failure> {
+        let intent = FlowIntent {
+            state,
+            slot: self.config.source.slot.clone(),
+            publication: self.config.source.publication.clone(),
+            stream: self.config.flow.stream(),
+            start: point.map(|point| (self.found.history.source_at(point), point)),
+        };
+        let client = &self.sessions.target.client;
+        Ok(lane::record_intent(client, &self.config.flow, Lane(0), &intent).await?)
+    }
+
+    async fn write_genesis(&mut self, continues_at: Option<Lsn>) -> Result<Step, Failure> {
+        let point = self.point()?;
+        let genesis = Genesis {
+            history: self.found.history.clone(),
+            slot: self.config.source.slot.clone(),
+            publication: self.config.source.publication.clone(),
+            consistent_point: point,
+            copy_epoch: 0,
+            continues_at: continues_at.unwrap_or(point),
+        };
+        let frame = genesis_frame(self.config.flow.clone(), genesis);
+        publish_genesis(self.broker, &self.config.flow, &frame).await?;
+        self.found.tail = Some(frame);
+        Ok(step("genesis", format!("the genesis frame names {point}")))
+    }
+
+    async fn write_ledger(&mut self) -> Result<Step, Failure> {
+        let point = self.point()?;
+        let (Some(frame), Some(stream)) = (&self.found.tail, &self.found.stream) else {
+            return Err(Failure::new(Exit::Bug, "no genesis frame to record", ""));
+        };
+        let genesis = Checkpoint {
+            ordinal: LedgerOrdinal(0),
+            source: frame.header.source,
+            end_lsn: point,
+            transaction_end_lsn: point,
+            transport: Transport {
+                stream: StreamIdentity { name: stream.name.clone(), created: stream.created.clone() },
+                sequence: StreamSequence(1),
+                incarnation: Incarnation(0),
+                ordinal: FrameOrdinal(0),
+                digest: FrameDigest::of(&frame.encode()),
+            },
+        };
+        let client = &self.sessions.target.client;
+        ledger::write_genesis(client, &self.config.flow, Lane(0), &genesis).await?;
+        self.record(FlowState::Ready, Some(point)).await?;
+        Ok(step("ledger", format!("flow {} is ready from {point}", self.config.flow)))
+    }
+
+    fn point(&self) -> Result<Lsn, Failure> {
+        self.consistent_point.ok_or_else(|| Failure::new(Exit::Bug, "no consistent point is known", ""))
+    }
+}
+
+fn step(id: &'static str, what: String) -> Step {
+    Step { id, what }
+}
+
+async fn create_publication(config: &Config, source: &Session) -> Result<Step, Failure> {
+    let name = &config.source.publication;
+    let patterns = patterns(&config.source.tables)?;
+    let tables = publication::expand(source, &patterns)
+        .await
+        .map_err(|error| Failure::from_error(Exit::Unfit, &error).hint("see source.tables"))?;
+    publication::create(source, name, &tables).await?;
+    source.client.batch_execute(&comment_sql(name, &config.flow)).await?;
+    Ok(step("publication", format!("publication {name} holds {} table(s)", tables.len())))
+}
+
+/// The table patterns of the file.
+pub(crate) fn patterns(written: &[String]) -> Result<Vec<TablePattern>, Failure> {
+    let parsed = written.iter().map(|text| text.parse::<TablePattern>());
+    parsed
+        .collect::<Result<_, _>>()
+        .map_err(|error| Failure::from_error(Exit::Configuration, &error).hint("see source.tables"))
+}
+
+/// The statement that marks a publication as ours.
+pub(crate) fn comment_sql(name: &str, flow: &FlowName) -> String {
+    let mark = quote::literal(&publication_mark(flow));
+    format!("COMMENT ON PUBLICATION {} IS {mark}", quote::identifier(name))
+}
+
+/// Whether setup made this publication for this flow.
+pub(crate) async fn made_by_us(
+    source: &Session,
+    name: &str,
+    flow: &FlowName,
+) -> Result<bool, Failure> {
+    let row = source
+        .client
+        .query_opt(
+            "SELECT obj_description(oid, 'pg_publication') FROM pg_publication WHERE pubname = $1",
+            &[&name],
+        )
+        .await?;
+    let comment: Option<String> = row.and_then(|row| row.get(0));
+    Ok(comment.is_some_and(|comment| comment == publication_mark(flow)))
+}
+
+async fn create_slot(config: &Config, source: &Session) -> Result<Lsn, Failure> {
+    let options = link::source_options(config);
+    let mut connection =
+        ReplicationConnection::connect(&options.connect).await.map_err(Failure::from)?;
+    let version = source.server_version();
+    let creation =
+        slot::create(&mut connection, version, &options.slot, SnapshotAction::NoExport);
+    match tokio::time::timeout(SLOT_PATIENCE, creation).await {
+        Ok(Ok(created)) => Ok(created.consistent_point),
+        Ok(Err(error)) => {
+            Err(Failure::from_error(Exit::Unexpected, &error).doing("cannot create the slot"))
+        }
+        Err(_) => Err(blocked_slot(config, source).await),
+    }
+}
+
+/// Names who slot creation waits for, and ends the attempt: the server would go on with it.
+async fn blocked_slot(config: &Config, source: &Session) -> Failure {
+    let seconds = SLOT_PATIENCE.as_secs();
+    let mut failure = Failure::new(
+        Exit::TimedOut,
+        format!("slot {} could not be created within {seconds} s", config.source.slot),
+        "it waits for every transaction that runs: end the oldest, or try again later",
+    );
+    let waiting = source
+        .client
+        .query(
+            "SELECT pid, coalesce(state, ''), coalesce(wait_event, ''), \
+                    coalesce(extract(epoch FROM clock_timestamp() - xact_start)::bigint, 0) \
+               FROM pg_stat_activity WHERE backend_xid IS NOT NULL ORDER BY xact_start LIMIT 3",
+            &[],
+        )
+        .await;
+    for row in waiting.unwrap_or_default() {
+        let (pid, state, event): (i32, String, String) = (row.get(0), row.get(1), row.get(2));
+        let age: i64 = row.get(3);
+        failure = failure.hint(format!("backend {pid} ({state}, waits for {event:?}) is {age} s old"));
+    }
+    let end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
+               WHERE backend_type = 'walsender' AND query LIKE 'CREATE_REPLICATION_SLOT%' \
+                 AND usename = current_user AND application_name = $1";
+    let name = format!("trellara-{}", config.flow);
+    if let Err(error) = source.client.execute(end, &[&name]).await {
+        failure = failure.hint(format!("its backend could not be ended: {error}"));
+    }
+    failure
+}
+
+/// Stores the genesis frame as the very first message.
+async fn publish_genesis(broker: &Broker, flow: &FlowName, frame: &Frame) -> Result<(), Failure> {
+    let payload: Bytes = frame.encode();
+    let publisher = Publisher::new(broker, &flow.stream()).await?;
+    let outcome = publisher
+        .publish(Outgoing {
+            subject: frame.subject(),
+            expected_last: StreamSequence(0),
+            message_id: None,
+            headers: vec![
+                ("Trellara-Kind", frame.body.kind().as_str().to_owned()),
+                ("Trellara-Lsn", frame.header.position.to_string()),
+            ],
+            payload,
+        })
+        .await;
+    match outcome {
+        Outcome::Stored { sequence: StreamSequence(1) } => Ok(()),
+        other => Err(Failure::new(
+            Exit::Unexpected,
+            format!("the genesis frame was not stored: {other:?}"),
+            "run setup again: it finds out what is there",
+        )),
+    }
+}

@@ -1,0 +1,105 @@
+//! What is already there; read-only.
+
+use trellara_applier::{Checkpoint, lane, ledger, schema};
+use trellara_envelope::{Frame, Lane, Lsn, SourceHistory};
+use trellara_jetstream::topology::{self, Difference, StreamFacts};
+use trellara_jetstream::{Broker, read::Reader};
+use trellara_postgres::ReplicationConnection;
+use trellara_source::publication::{self, PublicationFacts};
+use trellara_source::slot::{self, SlotFacts};
+
+use super::{Sessions, stream_spec};
+use crate::config::Config;
+use crate::exit::{Exit, Failure};
+use crate::{acknowledge, link};
+
+/// What setup, a crash in it, or somebody else left behind.
+pub(super) struct Found {
+    pub(super) sessions: Option<Sessions>,
+    pub(super) flow: String,
+    pub(super) database: String,
+    pub(super) slot_name: String,
+    pub(super) publication: Option<PublicationFacts>,
+    pub(super) slot: Option<SlotFacts>,
+    pub(super) stream: Option<StreamFacts>,
+    pub(super) differences: Vec<Difference>,
+    pub(super) tail: Option<Frame>,
+    /// `{target id}@{system id}`, once the schema is there.
+    pub(super) registration: Option<String>,
+    pub(super) intent: Option<lane::FlowIntent>,
+    pub(super) checkpoint: Option<Checkpoint>,
+    pub(super) history: SourceHistory,
+    /// Whether positions are confirmed only when the target has them.
+    pub(super) applied: bool,
+}
+
+impl Found {
+    /// The slot's confirmed position.
+    pub(super) fn slot_position(&self) -> Option<Lsn> {
+        self.slot.as_ref()?.confirmed_flush
+    }
+}
+
+pub(super) async fn read(config: &Config, broker: &Broker) -> Result<Found, Failure> {
+    let source = link::source(config).await?;
+    let target = link::target(config).await?;
+    let publication = publication::describe(&source, &config.source.publication).await?;
+    let slot = slot::read(&source, &config.source.slot).await?;
+    let checked = topology::check(broker, &stream_spec(config, None)).await?;
+    let (stream, differences) = match checked {
+        Some((facts, differences)) => (Some(facts), differences),
+        None => (None, Vec::new()),
+    };
+    let tail = match &stream {
+        Some(stream) if stream.messages > 0 => read_tail(broker, &stream.name).await?,
+        _ => None,
+    };
+    let registration = match schema::identity(&target.client).await {
+        Ok(identity) => Some(identity.registration()),
+        Err(schema::SchemaError::Missing | schema::SchemaError::Older { .. }) => None,
+        Err(error) => return Err(Failure::from_error(Exit::Unfit, &error)),
+    };
+    let (intent, checkpoint) = match &registration {
+        Some(_) => (
+            lane::read_intent(&target.client, &config.flow, Lane(0)).await?,
+            ledger::checkpoint(&target.client, &config.flow, Lane(0)).await?,
+        ),
+        None => (None, None),
+    };
+    Ok(Found {
+        flow: config.flow.to_string(),
+        database: config.source.connect.database().to_owned(),
+        slot_name: config.source.slot.clone(),
+        publication,
+        slot,
+        stream,
+        differences,
+        tail,
+        registration,
+        intent,
+        checkpoint,
+        history: history(config).await?,
+        applied: acknowledge::decide(config).await.acknowledge == trellara_relay::Acknowledge::Applied,
+        sessions: Some(Sessions { source, target }),
+    })
+}
+
+async fn history(config: &Config) -> Result<SourceHistory, Failure> {
+    let options = link::source_options(config).connect;
+    let mut connection = ReplicationConnection::connect(&options).await.map_err(Failure::from)?;
+    connection.history().await.map_err(|error| {
+        Failure::from_error(Exit::Unexpected, &error).doing("cannot read the source's history")
+    })
+}
+
+async fn read_tail(broker: &Broker, stream: &str) -> Result<Option<Frame>, Failure> {
+    let Some(tail) = Reader::new(broker, stream).tail().await? else { return Ok(None) };
+    let frame = Frame::decode(&tail.payload).map_err(|error| {
+        Failure::new(
+            Exit::Unfit,
+            format!("message {} of stream {stream} is not a frame of ours: {error}", tail.sequence),
+            "somebody else writes to the flow's subjects; choose another flow name or stop them",
+        )
+    })?;
+    Ok(Some(frame))
+}
