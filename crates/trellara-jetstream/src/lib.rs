@@ -18,6 +18,7 @@ mod replies;
 mod version;
 
 pub mod consume;
+pub mod contract;
 pub mod monitor;
 pub mod publish;
 pub mod read;

@@ -2,8 +2,8 @@
 
 use std::future::Future;
 use std::str::FromStr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_nats::header::{HeaderName, HeaderValue};
@@ -28,7 +28,9 @@ pub struct Outgoing {
     /// The stream's last sequence before this message, or the server refuses it. Order, fencing
     /// and the alarm on a rolled-back stream in one.
     pub expected_last: StreamSequence,
-    /// `Nats-Msg-Id`; `None` on servers of limited support.
+    /// `Nats-Msg-Id`; `None` on servers of limited support. With ids a message that was sent right
+    /// behind another is only stored right behind it, so that a writer who lost the stream to
+    /// another cannot slip in the rest of its pipeline; without them it can, by coincidence.
     pub message_id: Option<String>,
     /// Headers of our own; names must not start with `Nats-`.
     pub headers: Vec<(&'static str, String)>,
@@ -110,6 +112,9 @@ pub struct Publisher {
     broker: Broker,
     stream: Arc<str>,
     in_flight: Arc<AtomicUsize>,
+    /// What the message sent last leaves behind if it is stored: the next expected sequence, and
+    /// its id.
+    before: Arc<Mutex<Option<(StreamSequence, String)>>>,
 }
 
 impl Publisher {
@@ -125,6 +130,7 @@ impl Publisher {
             broker: broker.clone(),
             stream: stream.into(),
             in_flight: Arc::default(),
+            before: Arc::default(),
         }
     }
 
@@ -187,12 +193,36 @@ impl Publisher {
         if let Some(id) = &message.message_id {
             headers.insert(async_nats::header::NATS_MESSAGE_ID, value(id)?);
         }
+        if let Some(before) = self.follow(message) {
+            headers.insert(
+                async_nats::header::NATS_EXPECTED_LAST_MESSAGE_ID,
+                value(&before)?,
+            );
+        }
         for (name, text) in &message.headers {
             let header = HeaderName::from_str(name);
             let header = header.map_err(|error| format!("header {name:?}: {error}"))?;
             headers.insert(header, value(text)?);
         }
         Ok(headers)
+    }
+}
+
+impl Publisher {
+    /// The id of the message that must be the last one in the stream when `message` arrives, if
+    /// we sent it just before.
+    ///
+    /// The expected sequence alone does not fence a pipeline: when another writer has put one
+    /// message at sequence 11, our own message 11 is refused, but number 12, sent along with it,
+    /// expects 11 and would be stored behind the other's.
+    fn follow(&self, message: &Outgoing) -> Option<String> {
+        let next = StreamSequence(message.expected_last.0.saturating_add(1));
+        let mut before = self.before.lock().unwrap_or_else(PoisonError::into_inner);
+        let sent = message.message_id.clone().map(|id| (next, id));
+        match std::mem::replace(&mut *before, sent) {
+            Some((sequence, id)) if sequence == message.expected_last => Some(id),
+            _ => None,
+        }
     }
 }
 
