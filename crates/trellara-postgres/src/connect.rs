@@ -267,8 +267,7 @@ async fn check_target(
         (Some(standby), Some(read_only)) => (standby, read_only || standby),
         // A pooler may report neither.
         _ => {
-            const ASK: &str =
-                "SELECT pg_catalog.pg_is_in_recovery(), current_setting('transaction_read_only')";
+            const ASK: &str = "SELECT pg_catalog.pg_is_in_recovery(), pg_catalog.current_setting('transaction_read_only')";
             let rows = established
                 .wire
                 .query(ASK)

@@ -10,7 +10,7 @@ use tokio_postgres::error::DbError;
 use crate::sqlstate::{ErrorClass, classify};
 
 /// What the server said, safe to log: DETAIL, CONTEXT and HINT are left out because they quote
-/// values. The primary message of a data error can quote one too; see [`Fault::message`].
+/// values.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
     /// What kind of trouble it is.
@@ -19,8 +19,9 @@ pub struct Fault {
     pub sqlstate: String,
     /// ERROR, FATAL, WARNING …, untranslated.
     pub severity: String,
-    /// The primary message, or what was said about a lost connection. For the classes 22 and P0,
-    /// whose messages quote the offending value, everything in quotes is replaced by `"…"`.
+    /// The primary message, or what was said about a lost connection, without values: in class 22,
+    /// which quotes the offending value, what stands in quotes is replaced by `"…"`; what functions
+    /// and triggers raise is not kept at all. The server's own log has both.
     pub message: String,
     /// The schema the server names, if any.
     pub schema: Option<String>,
@@ -67,7 +68,9 @@ impl From<&DbError> for Fault {
         let severity = db
             .parsed_severity()
             .map_or_else(|| db.severity().to_owned(), |severity| severity.to_string());
-        Fault::new(severity, db.code().code().to_owned(), db.message()).at(
+        let raised = db.routine() == Some(RAISE);
+        let sqlstate = db.code().code().to_owned();
+        Fault::new(severity, sqlstate, raised, db.message()).at(
             db.schema(),
             db.table(),
             db.column(),
@@ -77,10 +80,10 @@ impl From<&DbError> for Fault {
 }
 
 impl Fault {
-    fn new(severity: String, sqlstate: String, message: &str) -> Self {
+    fn new(severity: String, sqlstate: String, raised: bool, message: &str) -> Self {
         Self {
             class: classify(&sqlstate),
-            message: without_values(&sqlstate, message),
+            message: without_values(&sqlstate, raised, message),
             sqlstate,
             severity,
             schema: None,
@@ -113,6 +116,7 @@ impl Fault {
     pub(crate) fn from_fields(fields: &mut ErrorFields<'_>) -> io::Result<Self> {
         let (mut severity, mut plain_severity) = (String::new(), None);
         let (mut sqlstate, mut message) = (String::new(), String::new());
+        let mut raised = false;
         let (mut schema, mut table, mut column, mut constraint) = (None, None, None, None);
         while let Some(field) = fields.next()? {
             let value = String::from_utf8_lossy(field.value_bytes()).into_owned();
@@ -125,17 +129,22 @@ impl Fault {
                 b't' => table = Some(value),
                 b'c' => column = Some(value),
                 b'n' => constraint = Some(value),
+                b'R' => raised = value == RAISE,
                 _ => {}
             }
         }
-        Ok(
-            Self::new(plain_severity.unwrap_or(severity), sqlstate, &message).at(
-                schema.as_deref(),
-                table.as_deref(),
-                column.as_deref(),
-                constraint.as_deref(),
-            ),
+        Ok(Self::new(
+            plain_severity.unwrap_or(severity),
+            sqlstate,
+            raised,
+            &message,
         )
+        .at(
+            schema.as_deref(),
+            table.as_deref(),
+            column.as_deref(),
+            constraint.as_deref(),
+        ))
     }
 
     /// Puts a notice into the log: nobody asked for it, and somebody may want it.
@@ -153,25 +162,26 @@ impl Fault {
     }
 }
 
-/// `invalid input syntax for type integer: "4x"` quotes the value, as do most messages of class
-/// 22; what a trigger raises (P0) can say anything. Names of objects come in fields of their own.
-fn without_values(sqlstate: &str, message: &str) -> String {
-    if !sqlstate.starts_with("22") && !sqlstate.starts_with("P0") {
-        return message.to_owned();
+/// Stands for a message that could hold anything.
+const HIDDEN: &str = "(a message that may hold values; see the server's log)";
+
+/// `invalid input syntax for type integer: "4x"` quotes the value, as most messages of class 22 do;
+/// 22021 and 22P05 print the bytes. What a function raises can say anything under any code, and is
+/// known by the routine that raises. Names of objects have fields of their own.
+fn without_values(sqlstate: &str, raised: bool, message: &str) -> String {
+    let class = sqlstate.get(..2).unwrap_or_default();
+    if raised || matches!(sqlstate, "22021" | "22P05") || matches!(class, "P0" | "38" | "39") {
+        return HIDDEN.to_owned();
     }
-    let mut parts = message.split('"');
-    let mut out = parts.next().unwrap_or_default().to_owned();
-    let quoted = parts.clone().count() > 0;
-    if quoted {
-        // A value may itself hold quotes, so everything from the first to the last one goes.
-        out.push_str("\"…\"");
-        out.push_str(parts.next_back().unwrap_or_default());
+    // A value may itself hold quotes, so everything from the first to the last one goes.
+    match (class, message.split_once('"'), message.rsplit_once('"')) {
+        ("22", Some((before, _)), Some((_, after))) => format!("{before}\"…\"{after}"),
+        _ => message.to_owned(),
     }
-    if sqlstate.starts_with("P0") && !quoted {
-        return "(message of a trigger or function, not shown)".to_owned();
-    }
-    out
 }
+
+/// The function inside PL/pgSQL that RAISE runs.
+const RAISE: &str = "exec_stmt_raise";
 
 impl std::fmt::Display for Fault {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -187,24 +197,35 @@ impl std::fmt::Display for Fault {
 mod tests {
     use super::*;
 
+    fn message(sqlstate: &str, raised: bool, message: &str) -> String {
+        Fault::new("ERROR".into(), sqlstate.into(), raised, message).to_string()
+    }
+
     #[test]
     fn values_in_messages_of_data_errors_are_not_kept() {
-        let fault = Fault::new(
-            "ERROR".into(),
-            "22P02".into(),
-            r#"invalid input syntax for type integer: "se"cret""#,
-        );
         assert_eq!(
-            fault.to_string(),
+            message(
+                "22P02",
+                false,
+                r#"invalid input syntax for type integer: "se"cret""#
+            ),
             r#"invalid input syntax for type integer: "…" (SQLSTATE 22P02)"#
         );
-        let raised = Fault::new("ERROR".into(), "P0001".into(), "customer 4711 is a secret");
-        assert!(!raised.message.contains("4711"));
-        let name = Fault::new(
-            "ERROR".into(),
-            "42P01".into(),
-            r#"relation "t" does not exist"#,
-        );
-        assert!(name.message.contains(r#""t""#));
+        let relation = message("42P01", false, r#"relation "t" does not exist"#);
+        assert!(relation.contains(r#""t""#), "{relation}");
+        for shown in [
+            message("P0001", false, "customer 4711 is unknown"),
+            message("23514", true, "customer 4711 is unknown"),
+            message(
+                "22021",
+                false,
+                r#"invalid byte sequence for encoding "UTF8": 0x4711"#,
+            ),
+        ] {
+            assert!(
+                !shown.contains("4711") && shown.contains("SQLSTATE"),
+                "{shown}"
+            );
+        }
     }
 }

@@ -17,7 +17,7 @@ const LONG_HEADER_BYTES: u64 = 40;
 /// # Errors
 /// The server's, among them 55000 when it is in recovery.
 pub async fn insert_position(session: &Session) -> Result<Lsn, tokio_postgres::Error> {
-    const ASK: &str = "SELECT (pg_catalog.pg_current_wal_insert_lsn() - '0/0')::bigint, \
+    const ASK: &str = "SELECT pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_insert_lsn(), '0/0')::bigint, \
         pg_catalog.pg_size_bytes(pg_catalog.current_setting('wal_segment_size')), \
         pg_catalog.current_setting('wal_block_size')::bigint";
     let row = session.client.query_one(ASK, &[]).await?;

@@ -21,6 +21,12 @@ pub fn qualified(schema: &str, name: &str) -> String {
     format!("{}.{}", identifier(schema), identifier(name))
 }
 
+/// Quoted identifiers with commas between them, as `publication_names` takes them.
+pub fn identifier_list<S: AsRef<str>>(names: &[S]) -> String {
+    let quoted: Vec<String> = names.iter().map(|name| identifier(name.as_ref())).collect();
+    quoted.join(",")
+}
+
 fn enclosed(text: &str, quote: char) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     out.push(quote);
@@ -41,6 +47,7 @@ mod tests {
     #[test]
     fn quotes_are_doubled_and_nothing_escapes() {
         assert_eq!(identifier("My\"Pub"), "\"My\"\"Pub\"");
+        assert_eq!(identifier_list(&["a,b", "C"]), "\"a,b\",\"C\"");
         assert_eq!(literal("it's"), "'it''s'");
         assert_eq!(literal("a\\'b"), " E'a\\\\''b'");
         assert_eq!(

@@ -181,6 +181,26 @@ async fn b131_every_host_and_address_is_tried() {
 }
 
 #[tokio::test]
+async fn b128_abstract_sockets() {
+    let name = format!("@trellara-test-{}", std::process::id());
+    let options =
+        trellara_local::PostgresOptions::version(18).with("unix_socket_directories", &name);
+    let postgres = trellara_local::PostgresServer::start(&options).expect("start PostgreSQL");
+    let port = postgres.port();
+    for text in [
+        format!("host={name} port={port} user=postgres dbname=postgres"),
+        format!(
+            "postgresql://postgres@{}:{port}/postgres",
+            name.replace('@', "%40")
+        ),
+    ] {
+        both(&crate::support::options(&text))
+            .await
+            .unwrap_or_else(|e| panic!("{text}: {e}"));
+    }
+}
+
+#[tokio::test]
 async fn target_session_attrs_choose_the_server() {
     let server = server(18);
     for (attrs, fits) in [

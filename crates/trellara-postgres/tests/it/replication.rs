@@ -33,22 +33,25 @@ fn ways(server: &Server) -> [(&'static str, ConnectOptions); 3] {
     ]
 }
 
-fn stream_options() -> Vec<(String, String)> {
-    [
+/// Each test has its own publication, because all share a server.
+fn stream_options(table: &str) -> Vec<(String, String)> {
+    let publication = format!("\"My-Pub, {table}\"");
+    let options = [
         ("proto_version", "2"),
-        ("publication_names", "\"My-Pub\""),
+        ("publication_names", publication.as_str()),
         ("streaming", "on"),
-    ]
-    .map(|(name, value)| (name.to_owned(), value.to_owned()))
-    .to_vec()
+    ];
+    options
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .to_vec()
 }
 
 fn prepare(server: &Server, table: &str) {
     server.psql(&format!(
         "DROP TABLE IF EXISTS {table}; CREATE TABLE {table} (id int, v text);
          GRANT ALL ON {table} TO PUBLIC;
-         DO $$ BEGIN CREATE PUBLICATION \"My-Pub\" FOR ALL TABLES;
-            EXCEPTION WHEN duplicate_object THEN NULL; END $$;"
+         DROP PUBLICATION IF EXISTS \"My-Pub, {table}\";
+         CREATE PUBLICATION \"My-Pub, {table}\" FOR TABLE {table};"
     ));
 }
 
@@ -120,7 +123,7 @@ async fn b129_the_stream_is_encrypted_and_confirms() {
             assert!(created.name == slot && created.consistent_point > Lsn::ZERO);
             import(&options, created.snapshot.as_deref().expect("exported")).await;
             let stream = connection
-                .start_replication(&slot, Lsn::ZERO, &stream_options())
+                .start_replication(&slot, Lsn::ZERO, &stream_options(&table))
                 .await
                 .expect("START_REPLICATION");
             let ask =
@@ -217,7 +220,7 @@ async fn writers_do_not_wait_for_the_reader_and_shutdown_wakes_it() {
         let slot = format!("w_{way}");
         let created = connection.create_logical_slot(&slot, true, SnapshotAction::NoExport, false);
         assert_eq!(created.await.expect("a slot").snapshot, None);
-        let list = stream_options();
+        let list = stream_options("w");
         let started = connection.start_replication(&slot, Lsn::ZERO, &list);
         let CopyBoth { mut reader, writer } = started.await.expect("START_REPLICATION");
         // Reads and counts answers until the socket is shut down under it.
@@ -279,7 +282,7 @@ async fn the_servers_last_words_are_read() {
         let slot = format!("l_{way}");
         let created = connection.create_logical_slot(&slot, true, SnapshotAction::NoExport, false);
         created.await.expect("a slot");
-        let list = stream_options();
+        let list = stream_options("l");
         let started = connection.start_replication(&slot, Lsn::ZERO, &list);
         let mut stream = started.await.expect("START_REPLICATION");
         server.psql(&format!("SELECT pg_terminate_backend({pid})"));
@@ -318,7 +321,7 @@ async fn a_refused_command_leaves_the_connection_usable() {
         [vec![Some("1".to_owned()), None, Some("é".to_owned())]]
     );
     let missing = connection
-        .start_replication("missing", Lsn::ZERO, &stream_options())
+        .start_replication("missing", Lsn::ZERO, &stream_options("none"))
         .await;
     let error = missing.err().expect("no slot");
     assert!(matches!(&error, trellara_postgres::QueryError::Server(f) if f.sqlstate == "42704"));
@@ -335,7 +338,7 @@ async fn b94_names_of_publications_and_slots_are_quoted() {
     let slot = "order";
     let created = connection.create_logical_slot(slot, true, SnapshotAction::NoExport, false);
     created.await.expect("a slot named like a keyword");
-    let publications = trellara_postgres::quote::identifier("a,b 'c");
+    let publications = trellara_postgres::quote::identifier_list(&["a,b 'c"]);
     let list = [
         ("proto_version", "1"),
         ("publication_names", publications.as_str()),

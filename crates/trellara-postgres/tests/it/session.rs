@@ -213,6 +213,10 @@ async fn faults_name_places_and_never_values() {
                 "{shown}"
             );
         }
+        let raised =
+            run("DO $$ BEGIN RAISE EXCEPTION 'about 4711' USING ERRCODE = '23514'; END $$").await;
+        assert_eq!(raised.sqlstate, "23514");
+        assert!(!format!("{raised:?}").contains("4711"), "{raised:?}");
         let first = run("INSERT INTO trellara.applied VALUES (0, NULL)").await;
         assert_eq!(
             (first.class, first.sqlstate.as_str()),
