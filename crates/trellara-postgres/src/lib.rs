@@ -11,6 +11,7 @@ mod connect;
 mod conninfo;
 mod error;
 mod fault;
+mod login;
 mod options;
 mod passfile;
 pub mod position;
@@ -28,6 +29,7 @@ mod stream;
 #[cfg(test)]
 mod tests;
 mod tls;
+mod verifier;
 mod wire;
 
 pub use error::{ConnectError, ConnectErrorKind, ConnectStringError, QueryError};

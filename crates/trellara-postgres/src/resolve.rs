@@ -27,20 +27,7 @@ pub(crate) fn resolve(
     mut settings: Settings,
     environment: &Environment,
 ) -> Result<ConnectOptions, ConnectStringError> {
-    service::apply(&mut settings, environment)?;
-    for (key, variable) in conninfo::variables() {
-        if let Some(value) = environment.get(variable) {
-            settings.entry(key).or_insert_with(|| value.to_owned());
-        }
-    }
-    if environment
-        .get("PGREQUIRESSL")
-        .is_some_and(|v| v.starts_with('1'))
-    {
-        settings
-            .entry("sslmode")
-            .or_insert_with(|| "require".into());
-    }
+    fill(&mut settings, environment)?;
     let reader = Reader {
         settings,
         environment,
@@ -69,26 +56,9 @@ pub(crate) fn resolve(
             .or_else(|| reader.at_home(".pgpass")),
         parameters: Vec::new(),
         tls: reader.tls()?,
-        channel_binding: reader.choice(
-            "channel_binding",
-            &[
-                ("prefer", ChannelBinding::Prefer),
-                ("require", ChannelBinding::Require),
-                ("disable", ChannelBinding::Disable),
-            ],
-        )?,
+        channel_binding: reader.channel_binding()?,
         allowed_auth: reader.allowed_auth()?,
-        target_session: reader.choice(
-            "target_session_attrs",
-            &[
-                ("any", TargetSession::Any),
-                ("read-write", TargetSession::ReadWrite),
-                ("read-only", TargetSession::ReadOnly),
-                ("primary", TargetSession::Primary),
-                ("standby", TargetSession::Standby),
-                ("prefer-standby", TargetSession::PreferStandby),
-            ],
-        )?,
+        target_session: reader.target_session()?,
         connect_timeout: reader.connect_timeout()?,
         tcp: reader.tcp()?,
     };
@@ -104,6 +74,25 @@ pub(crate) fn resolve(
         }
     }
     Ok(options)
+}
+
+/// Adds what the string leaves open: first the service's options, then the environment's.
+fn fill(settings: &mut Settings, environment: &Environment) -> Result<(), ConnectStringError> {
+    service::apply(settings, environment)?;
+    for (key, variable) in conninfo::variables() {
+        if let Some(value) = environment.get(variable) {
+            settings.entry(key).or_insert_with(|| value.to_owned());
+        }
+    }
+    if environment
+        .get("PGREQUIRESSL")
+        .is_some_and(|v| v.starts_with('1'))
+    {
+        settings
+            .entry("sslmode")
+            .or_insert_with(|| "require".into());
+    }
+    Ok(())
 }
 
 /// Typed access to the settings; an empty value counts as unset, as in libpq.
@@ -161,6 +150,31 @@ impl Reader<'_> {
             .and_then(|n| u64::try_from(n).ok())
             .filter(|n| *n > 0)
             .map(unit))
+    }
+
+    fn channel_binding(&self) -> Result<ChannelBinding, ConnectStringError> {
+        self.choice(
+            "channel_binding",
+            &[
+                ("prefer", ChannelBinding::Prefer),
+                ("require", ChannelBinding::Require),
+                ("disable", ChannelBinding::Disable),
+            ],
+        )
+    }
+
+    fn target_session(&self) -> Result<TargetSession, ConnectStringError> {
+        self.choice(
+            "target_session_attrs",
+            &[
+                ("any", TargetSession::Any),
+                ("read-write", TargetSession::ReadWrite),
+                ("read-only", TargetSession::ReadOnly),
+                ("primary", TargetSession::Primary),
+                ("standby", TargetSession::Standby),
+                ("prefer-standby", TargetSession::PreferStandby),
+            ],
+        )
     }
 
     fn connect_timeout(&self) -> Result<Option<Duration>, ConnectStringError> {
