@@ -414,9 +414,7 @@ impl<'a> Attempt<'a> {
         for closed in self.closed.drain(..) {
             self.trimmer.incarnation_closed(closed);
         }
-        if let Err(error) = self.consumer.ack(self.durable.transport.sequence).await {
-            tracing::debug!(%error, "an acknowledgement was not sent");
-        }
+        self.consumer.ack(self.durable.transport.sequence);
         self.reporter.send(&self.durable).await;
     }
 
