@@ -10,6 +10,9 @@ mod render;
 mod run;
 mod touched;
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 
 pub(crate) use self::array::Parameter;

@@ -1,0 +1,3 @@
+//! The applier against real servers.
+
+mod execute;
