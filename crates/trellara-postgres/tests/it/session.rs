@@ -317,7 +317,7 @@ async fn the_settle_barrier_waits_for_whom_the_snapshot_calls_finished() {
         xmax: xid + 1,
         in_progress: vec![xid],
     };
-    settle(&session, &honest, limit).await.expect("no wait");
+    settle(&session, &honest, LIMIT).await.expect("no wait");
     other.client.batch_execute("COMMIT").await.expect("commit");
     settle(&session, &early, LIMIT).await.expect("settled");
 }

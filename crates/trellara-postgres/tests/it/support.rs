@@ -5,7 +5,8 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair,
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, DistinguishedName,
+    DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose, RevokedCertParams,
 };
 use trellara_local::{PostgresOptions, PostgresServer, TlsFiles};
 use trellara_postgres::{ConnectOptions, Environment};
@@ -148,6 +149,7 @@ impl Authority {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.distinguished_name = named("Test Authority");
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let certificate = params.self_signed(&key).expect("self-signed");
         Self {
             issuer: Issuer::new(params, key),
@@ -165,6 +167,35 @@ impl Authority {
         let mut params = CertificateParams::default();
         params.distinguished_name = named(name);
         self.identity(params)
+    }
+
+    /// A server whose certificate has this number, to be revoked by.
+    pub(crate) fn numbered(&self, name: &str, number: u64) -> Identity {
+        let mut params = CertificateParams::new([name.to_owned()]).expect("a name");
+        params.serial_number = Some(number.into());
+        self.identity(params)
+    }
+
+    /// The authority's list of revoked numbers, as PEM.
+    pub(crate) fn revoked(&self, numbers: &[u64]) -> String {
+        let revoked = numbers.iter().map(|number| RevokedCertParams {
+            serial_number: (*number).into(),
+            revocation_time: rcgen::date_time_ymd(2020, 1, 1),
+            reason_code: None,
+            invalidity_date: None,
+        });
+        let list = CertificateRevocationListParams {
+            this_update: rcgen::date_time_ymd(2020, 1, 1),
+            next_update: rcgen::date_time_ymd(2100, 1, 1),
+            crl_number: 1.into(),
+            issuing_distribution_point: None,
+            revoked_certs: revoked.collect(),
+            key_identifier_method: rcgen::KeyIdMethod::Sha256,
+        };
+        list.signed_by(&self.issuer)
+            .expect("sign the list")
+            .pem()
+            .expect("PEM")
     }
 
     /// A certificate that ended in 2001.

@@ -189,6 +189,27 @@ async fn b129_expired_and_other_certificates() {
 }
 
 #[tokio::test]
+async fn b129_revoked_certificates() {
+    let authority = Authority::new();
+    let server = start(18, &authority.numbered("localhost", 4711));
+    let root = server.files.path("root.crt");
+    let good = server
+        .files
+        .write("good.crl", &authority.revoked(&[1]), 0o644);
+    let bad = server
+        .files
+        .write("bad.crl", &authority.revoked(&[1, 4711]), 0o644);
+    let user = format!("user=scram password=secret sslmode=verify-full sslrootcert={root}");
+    assert!(encrypted(&server, &format!("{user} sslcrl={good}")).await);
+    assert_eq!(
+        refused(&server, &format!("{user} sslcrl={bad}")).await,
+        ConnectErrorKind::Tls
+    );
+    let missing = format!("{user} sslcrl={bad}.missing");
+    assert_eq!(refused(&server, &missing).await, ConnectErrorKind::Tls);
+}
+
+#[tokio::test]
 async fn b129_client_certificates() {
     for version in VERSIONS {
         let server = server(version);
