@@ -50,14 +50,14 @@ pub(crate) struct Server {
     pub(crate) files: Files,
 }
 
-/// The files that clients use.
+/// The files that clients use, in the server's own folder, which goes when the server goes.
 pub(crate) struct Files {
-    pub(crate) folder: tempfile::TempDir,
+    folder: PathBuf,
 }
 
 impl Files {
     pub(crate) fn path(&self, name: &str) -> String {
-        let path: PathBuf = self.folder.path().join(name);
+        let path: PathBuf = self.folder.join(name);
         path.to_str().expect("a temporary path in UTF-8").to_owned()
     }
 
@@ -86,11 +86,6 @@ pub(crate) fn server(version: u32) -> &'static Server {
 
 /// Starts a server with this certificate; its authority goes into `root.crt`.
 pub(crate) fn start(version: u32, identity: &Identity) -> Server {
-    let files = Files {
-        folder: tempfile::tempdir().expect("a temporary folder"),
-    };
-    files.write("root.crt", &identity.authority, 0o644);
-    files.write("other.crt", &Authority::new().certificate.pem(), 0o644);
     let mut options = PostgresOptions::version(version);
     options.hba = Some(HBA.to_owned());
     options.tls = Some(TlsFiles {
@@ -98,12 +93,18 @@ pub(crate) fn start(version: u32, identity: &Identity) -> Server {
         key: identity.key.clone(),
         client_authority: Some(identity.authority.clone()),
     });
+    let postgres = PostgresServer::start(&options).expect("start PostgreSQL");
+    postgres.psql("postgres", ROLES).expect("create the roles");
+    let files = Files {
+        folder: postgres.socket_dir().join("client"),
+    };
+    std::fs::create_dir(&files.folder).expect("a folder for the clients' files");
+    files.write("root.crt", &identity.authority, 0o644);
+    files.write("other.crt", &Authority::new().certificate.pem(), 0o644);
     if let Some((certificate, key)) = &identity.client {
         files.write("client.crt", certificate, 0o644);
         files.write("client.key", key, 0o600);
     }
-    let postgres = PostgresServer::start(&options).expect("start PostgreSQL");
-    postgres.psql("postgres", ROLES).expect("create the roles");
     Server { postgres, files }
 }
 
