@@ -300,3 +300,98 @@ impl Sending {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rustls::pki_types::{PrivateKeyDer, ServerName};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::UnixStream;
+    use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+    use super::*;
+    use crate::socket::Socket;
+
+    const LIMIT: Duration = Duration::from_secs(10);
+
+    /// Everything that comes, until `wanted` bytes are there.
+    fn read_all(mut stream: CopyBoth, wanted: usize) -> (CopyBoth, BytesMut) {
+        let mut buffer = BytesMut::new();
+        stream
+            .reader
+            .set_read_timeout(Some(LIMIT))
+            .expect("a timeout");
+        while buffer.len() < wanted {
+            assert_ne!(stream.reader.read_some(&mut buffer).expect("read"), 0);
+        }
+        (stream, buffer)
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn nothing_received_before_the_conversion_is_lost() {
+        let (ours, mut theirs) = UnixStream::pair().expect("a pair");
+        theirs.write_all(b"def").await.expect("write");
+        let unread = BytesMut::from(&b"abc"[..]);
+        let stream = CopyBoth::from_wire(Transport::Plain(Socket::Unix(ours)), unread);
+        let stream = stream.expect("convert");
+        let reading = tokio::task::spawn_blocking(move || read_all(stream, 6));
+        let (_, got) = reading.await.expect("the thread");
+        assert_eq!(&got[..], b"abcdef");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn nothing_decrypted_before_the_conversion_is_lost() {
+        let (ours, theirs) = UnixStream::pair().expect("a pair");
+        let (client, server) = tls_configs();
+        let name = ServerName::try_from("localhost").expect("a name");
+        let (client, server) = tokio::join!(
+            TlsConnector::from(client).connect(name, Socket::Unix(ours)),
+            TlsAcceptor::from(server).accept(theirs),
+        );
+        let (mut client, mut server) = (client.expect("client"), server.expect("server"));
+        server.write_all(b"abcdef").await.expect("write");
+        server.flush().await.expect("flush");
+        // One record: rustls decrypts all of it, and one byte is taken out.
+        assert_eq!(client.read_u8().await.expect("read"), b'a');
+        let unread = BytesMut::from(&b"a"[..]);
+        let stream = CopyBoth::from_wire(Transport::Tls(Box::new(client)), unread);
+        let stream = stream.expect("convert");
+        // Before anything more arrives: nobody would wake a reader that waits for it.
+        let reading = tokio::task::spawn_blocking(move || read_all(stream, 6));
+        let (stream, got) = reading.await.expect("the thread");
+        assert_eq!(&got[..], b"abcdef");
+        server.write_all(&[b'g'; 100_000]).await.expect("write");
+        server.flush().await.expect("flush");
+        let reading = tokio::task::spawn_blocking(move || read_all(stream, 100_000));
+        let (stream, got) = reading.await.expect("the thread");
+        assert!(got.len() == 100_000 && got.iter().all(|byte| *byte == b'g'));
+        // And the other direction, larger than what rustls keeps back by default.
+        let sending = tokio::task::spawn_blocking(move || {
+            stream
+                .writer
+                .send_copy_data(&vec![7; 300_000])
+                .expect("send");
+        });
+        let mut message = vec![0; 300_005];
+        server.read_exact(&mut message).await.expect("read");
+        sending.await.expect("the thread");
+        assert_eq!((message[0], message[300_004]), (b'd', 7));
+    }
+
+    fn tls_configs() -> (Arc<rustls::ClientConfig>, Arc<rustls::ServerConfig>) {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("made");
+        let key = PrivateKeyDer::try_from(made.signing_key.serialize_der()).expect("a key");
+        let server = rustls::ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .expect("versions")
+            .with_no_client_auth()
+            .with_single_cert(vec![made.cert.der().clone()], key)
+            .expect("a server");
+        let options = crate::ConnectOptions::parse(
+            "host=localhost user=u sslmode=require",
+            &crate::Environment::empty(),
+        );
+        let client = crate::tls::client_config(&options.expect("options").tls).expect("a client");
+        (client, Arc::new(server))
+    }
+}
