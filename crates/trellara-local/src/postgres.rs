@@ -13,10 +13,10 @@ use nix::sys::signal::Signal;
 
 use crate::LocalError;
 use crate::account::Account;
-use crate::error::{finished, io, run};
+use crate::error::{io, run};
 use crate::process::{POLL, Process, log_tail};
 use crate::template::{self, SUPERUSER};
-use crate::{binaries, port};
+use crate::{binaries, port, psql};
 
 /// Recovery after a crash of a test's size takes well under a second; a loaded machine, minutes.
 const START_LIMIT: Duration = Duration::from_secs(60);
@@ -261,9 +261,9 @@ impl PostgresServer {
         self.process.signal(Signal::SIGHUP)
     }
 
-    /// Runs SQL as superuser; see [`psql`].
+    /// Runs SQL as superuser; see [`crate::psql`].
     pub fn psql(&self, database: &str, sql: &str) -> Result<String, LocalError> {
-        run_psql(&self.bin, &self.url(database), sql)
+        psql::run_in(&self.bin, &self.url(database), sql)
     }
 
     /// `postmaster.pid` is where the server itself says that it is ready, so no connection is
@@ -389,41 +389,4 @@ fn new_folder(account: Account) -> Result<PathBuf, LocalError> {
         .keep();
     account.own(&folder)?;
     Ok(folder)
-}
-
-/// Runs SQL with the `psql` of that major version, statement by statement, and returns its rows
-/// (unaligned, `|` between columns, without the last line's end). The first error ends it.
-pub fn psql(version: u32, url: &str, sql: &str) -> Result<String, LocalError> {
-    run_psql(&binaries::postgres_bin(version)?, url, sql)
-}
-
-fn run_psql(bin: &Path, url: &str, sql: &str) -> Result<String, LocalError> {
-    let program = bin.join("psql");
-    let mut child = Command::new(&program)
-        .args([
-            "-X",
-            "-A",
-            "-t",
-            "-q",
-            "-v",
-            "ON_ERROR_STOP=1",
-            "-f",
-            "-",
-            "-d",
-            url,
-        ])
-        .current_dir("/")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .map_err(|e| io("run", &program, e))?;
-    let input = child.stdin.take();
-    let output = std::thread::scope(|scope| {
-        // psql ends early on an error; what it did not read is then no concern of ours.
-        scope.spawn(|| input.map(|mut pipe| pipe.write_all(sql.as_bytes())));
-        child.wait_with_output()
-    });
-    let output = output.map_err(|e| io("run", &program, e))?;
-    finished("psql", &output).map(|rows| rows.trim_end_matches('\n').to_owned())
 }

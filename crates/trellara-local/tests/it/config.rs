@@ -5,10 +5,9 @@ use std::process::Command;
 
 use trellara_local::{NatsOptions, NatsServer, PostgresOptions, PostgresServer};
 
+/// Tests run in their package's folder.
 fn config(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-        .join("../../config")
-        .join(name)
+    PathBuf::from("../../config").join(name)
 }
 
 const PASSWORDS: [&str; 3] = [
