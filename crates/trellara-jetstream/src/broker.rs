@@ -150,8 +150,17 @@ impl Broker {
 
     /// Waits until there is a connection.
     pub async fn connected(&self) {
-        // The sender lives in `self.shared`, so waiting cannot fail.
-        let _ = self.connection().wait_for(|now| now.connected).await;
+        let mut connection = self.connection();
+        loop {
+            // The sender lives in `self.shared`, so waiting cannot fail.
+            let _ = connection.wait_for(|now| now.connected).await;
+            if self.is_connected() {
+                return;
+            }
+            // The loss is known to the connection and not told yet; a lost event would be made up
+            // for by the next one, so look again before long.
+            let _ = tokio::time::timeout(Duration::from_millis(100), connection.changed()).await;
+        }
     }
 
     /// Events from now on; a slow receiver loses the oldest (`Lagged`).
@@ -162,6 +171,14 @@ impl Broker {
     /// What the last failed attempt to connect again, or the server's last error line, said.
     pub fn last_failure(&self) -> Option<String> {
         self.shared.last_failure()
+    }
+
+    /// Bytes received over all connections of this handle so far.
+    pub fn received_bytes(&self) -> u64 {
+        let statistics = self.client.statistics();
+        statistics
+            .in_bytes
+            .load(std::sync::atomic::Ordering::Relaxed)
     }
 
     /// Publishes on a core subject: nobody acknowledges, it may be lost. Never waits for the

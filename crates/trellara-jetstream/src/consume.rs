@@ -127,8 +127,8 @@ impl Consumer {
     /// Reconnects, a deleted consumer and silence are mended inside.
     ///
     /// # Errors
-    /// The stream is gone, a right is missing, or mending failed several times in a row. Calling
-    /// again tries again.
+    /// The stream is gone, it ends before what was handed out ([`BrokerError::is_rewound`]), a
+    /// right is missing, or mending failed several times in a row. Calling again tries again.
     pub async fn next(&mut self) -> Result<Delivery, BrokerError> {
         loop {
             if self.puller.is_none() {
@@ -227,7 +227,9 @@ impl Consumer {
                     self.counters.rebuilt += 1;
                     return Ok(());
                 }
-                Err(error) if error.is_passing() && !self.mending.exhausted() => {
+                Err(error)
+                    if error.is_passing() && !error.is_rewound() && !self.mending.exhausted() =>
+                {
                     tracing::debug!(consumer = self.options.name, %error, "not yet");
                 }
                 Err(error) => return Err(error),
@@ -240,6 +242,7 @@ impl Consumer {
     async fn position(&mut self) -> Result<(), BrokerError> {
         let start = StreamSequence(self.last.0 + 1);
         self.acks = Acks::default();
+        self.prove_not_rewound().await?;
         position::position(&self.broker, &self.options, start).await?;
         let Self {
             broker, options, ..
@@ -250,25 +253,37 @@ impl Consumer {
         Ok(())
     }
 
+    /// A consumer placed beyond the stream's end waits there, and what is written meanwhile never
+    /// comes.
+    async fn prove_not_rewound(&self) -> Result<(), BrokerError> {
+        let ConsumerOptions { stream, name, .. } = &self.options;
+        let facts = topology::facts(&self.broker, stream).await?;
+        if facts.last_sequence >= self.last {
+            return Ok(());
+        }
+        let doing = format!("read stream {stream} as {name}");
+        Err(BrokerError::rewound(
+            doing,
+            self.last.0,
+            facts.last_sequence.0,
+        ))
+    }
+
     /// Asks the stream, not the consumer, whether something behind `last` matches the filters.
     async fn something_waits(&self) -> Result<bool, BrokerError> {
         let checked = async {
-            let facts = topology::facts(&self.broker, &self.options.stream).await?;
-            if facts.last_sequence < self.last {
-                // It lost its tail: what comes next has to be looked at, whatever its number.
-                return Ok(true);
-            }
+            self.prove_not_rewound().await?;
             let from = StreamSequence(self.last.0 + 1);
             for filter in &self.options.filters {
                 if self.reader.next_on(filter, from).await?.is_some() {
                     return Ok(true);
                 }
             }
-            Ok(false)
+            Ok::<bool, BrokerError>(false)
         };
         match checked.await {
             // Could not be asked: the pulls have heartbeats of their own.
-            Err(error) if BrokerError::is_passing(&error) => Ok(false),
+            Err(error) if error.is_passing() && !error.is_rewound() => Ok(false),
             other => other,
         }
     }

@@ -36,6 +36,7 @@ pub struct BrokerError {
     what: String,
     hint: Option<&'static str>,
     code: u64,
+    rewound: bool,
 }
 
 impl BrokerError {
@@ -50,7 +51,20 @@ impl BrokerError {
             what: what.to_string(),
             hint: None,
             code: 0,
+            rewound: false,
         }
+    }
+
+    /// A stream that ends before what it had handed out. Passing, because whoever reads has to
+    /// take up its work anew, and then the content decides (rule C26).
+    pub(crate) fn rewound(doing: impl fmt::Display, handed_out: u64, last: u64) -> Self {
+        let what = format!(
+            "the stream ends at sequence {last}, though {handed_out} had been handed out: it lost \
+             its tail, was restored or replaced"
+        );
+        let mut error = Self::passing(doing, what);
+        error.rewound = true;
+        error
     }
 
     pub(crate) fn passing(doing: impl fmt::Display, what: impl fmt::Display) -> Self {
@@ -79,6 +93,11 @@ impl BrokerError {
     /// True when what was asked for is not there.
     pub fn is_missing(&self) -> bool {
         self.kind == BrokerErrorKind::Missing
+    }
+
+    /// True when a stream ends before a sequence that it had handed out.
+    pub fn is_rewound(&self) -> bool {
+        self.rewound
     }
 
     /// JetStream's `err_code`, 0 when the failure was not the server's answer.

@@ -60,7 +60,10 @@ pub(crate) struct Puller {
     buffer_bytes: u64,
     /// The consumer's number for the next message.
     next_number: u64,
+    /// When anything came last.
     heard: Instant,
+    /// When a message was handed out last, or its absence told.
+    handed_out: Instant,
 }
 
 impl Puller {
@@ -90,19 +93,20 @@ impl Puller {
             buffer_bytes,
             next_number: 1,
             heard: Instant::now(),
+            handed_out: Instant::now(),
         })
     }
 
-    /// The next message, or what happened instead within `quiet`. Cancel safe.
+    /// The next message, or what happened instead; `Quiet` when none was handed out for `quiet`.
+    /// Cancel safe, and the clocks go on when it is cancelled.
     pub(crate) async fn next(&mut self, quiet: Duration) -> Pulled {
-        let began = Instant::now();
         loop {
             if let Err(why) = self.refill() {
                 return Pulled::Lost(why);
             }
-            // Time that the owner spent elsewhere is not silence of the server's.
-            let silent = self.heard.max(began) + SILENCE;
-            let quiet = began + quiet;
+            // What arrived while the owner was elsewhere is read before any clock is looked at.
+            let silent = self.heard + SILENCE;
+            let quiet = self.handed_out + quiet;
             let message = tokio::select! {
                 biased;
                 message = self.messages.next() => message,
@@ -113,6 +117,7 @@ impl Puller {
                     if silent <= quiet {
                         return Pulled::Lost("the server went silent");
                     }
+                    self.handed_out = Instant::now();
                     return Pulled::Quiet;
                 }
             };
@@ -121,7 +126,10 @@ impl Puller {
             };
             self.heard = Instant::now();
             match self.take(message) {
-                Taken::Message(delivered) => return Pulled::Message(delivered),
+                Taken::Message(delivered) => {
+                    self.handed_out = Instant::now();
+                    return Pulled::Message(delivered);
+                }
                 Taken::Nothing => {}
                 Taken::Lost(why) => return Pulled::Lost(why),
             }

@@ -71,11 +71,23 @@ impl Rig {
         facts.expect("the stream").last_sequence.0
     }
 
-    /// Kills the server and starts it again.
+    /// Kills the server, starts it again and waits for the new connection.
     pub(crate) async fn crash(&mut self) {
+        let before = self.generation();
         self.server.kill().expect("kill");
         self.server.start_again().expect("start");
-        within(self.broker.connected()).await;
+        self.connected_after(before).await;
+    }
+
+    pub(crate) fn generation(&self) -> u64 {
+        self.broker.connection().borrow().generation
+    }
+
+    /// Waits for a connection newer than `before`: the loss of the old one may not be noticed yet.
+    pub(crate) async fn connected_after(&self, before: u64) {
+        let mut connection = self.broker.connection();
+        let again = connection.wait_for(|now| now.connected && now.generation > before);
+        within(again).await.expect("the broker lives");
     }
 }
 
