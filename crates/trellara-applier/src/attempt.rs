@@ -219,19 +219,26 @@ impl<'a> Attempt<'a> {
             delivery.sequence,
             delivery.payload,
         )
-        .await?;
+        .await;
+        let opened = match opened {
+            Ok(opened) => opened,
+            Err(trouble) => {
+                // What was accepted before it is sound and goes in first.
+                self.write_down().await?;
+                return Err(trouble);
+            }
+        };
         match self.machine.frame(&opened) {
             Verdict::Apply(range) => self.accept(&opened, range).await?,
-            Verdict::Progress => self.pass(&opened),
+            Verdict::Progress => self.pass(&opened).await?,
             Verdict::Duplicate => {
                 self.count_duplicate(&opened);
-                self.pass(&opened);
+                self.pass(&opened).await?;
             }
             Verdict::Redelivered => self.count_duplicate(&opened),
             Verdict::Aside => {}
             Verdict::Missing => return self.missing(&opened).await,
             Verdict::Halt(halt) => {
-                // What was accepted before it is sound and goes in first.
                 self.write_down().await?;
                 return Err(halt.into());
             }
@@ -266,13 +273,17 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    fn pass(&mut self, opened: &Delivered) {
+    async fn pass(&mut self, opened: &Delivered) -> Result<(), Trouble> {
+        let opens = machine::closes_lower(&opened.frame.body);
+        if opens && !self.batch.units().is_empty() {
+            // It may begin a timeline; what came before is recorded under its own.
+            self.write_down().await?;
+        }
         self.batch.pass(opened, &self.stream);
-        if machine::closes_lower(&opened.frame.body)
-            && let Some(before) = opened.frame.header.incarnation.0.checked_sub(1)
-        {
+        if opens && let Some(before) = opened.frame.header.incarnation.0.checked_sub(1) {
             self.closed.push(Incarnation(before));
         }
+        Ok(())
     }
 
     /// A frame was not delivered. It is a gap only when the stream has none between either (C23).

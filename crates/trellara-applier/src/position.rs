@@ -89,7 +89,8 @@ pub(crate) async fn find(
             stream,
         });
     }
-    Err(lost(facts, checkpoint, held.is_some()).into())
+    // The relay may be about to publish the marker that heals it: worth looking again.
+    Err(Trouble::probe(lost(facts, checkpoint, held.is_some())))
 }
 
 async fn newest_continuation(

@@ -134,6 +134,10 @@ impl From<SchemaError> for Trouble {
 impl From<BrokerError> for Trouble {
     fn from(error: BrokerError) -> Self {
         let hint = error.hint().unwrap_or_default().to_owned();
+        if error.is_rewound() {
+            // The next start looks for the marker that heals it, or says that there is none.
+            return Trouble::passing(error.to_string());
+        }
         match error.kind() {
             BrokerErrorKind::Passing => Trouble::passing(error.to_string()),
             BrokerErrorKind::Permission { subject } => Trouble::probe(Halt::new(

@@ -360,6 +360,8 @@ proptest! {
         let mut machine = Machine::at(Lane(0), &checkpoint);
         let mut applied: Vec<u64> = Vec::new();
         let mut source: Vec<u64> = Vec::new();
+        // End of the source's log: what a lost heartbeat said stays true.
+        let mut log_end = 0x100;
         let mut earlier: Vec<Writer> = Vec::new();
         let mut read = |machine: &mut Machine, frame: &Delivered| {
             match machine.frame(frame) {
@@ -381,7 +383,8 @@ proptest! {
                     let mut again: Vec<u64> = source.iter().copied()
                         .filter(|end| *end > writer.position).collect();
                     while again.len() < usize::from(count) {
-                        let new = source.last().copied().unwrap_or(0x100).max(writer.position) + 32;
+                        let new = log_end + 32;
+                        log_end = new;
                         source.push(new);
                         again.push(new);
                     }
@@ -392,7 +395,8 @@ proptest! {
                 Deed::Heartbeat => {
                     // Only a position beyond everything unpublished may be beaten.
                     if source.last().is_none_or(|last| *last <= writer.position) {
-                        let frame = writer.heartbeat(writer.position + 16);
+                        log_end += 16;
+                        let frame = writer.heartbeat(log_end);
                         read(&mut machine, &frame);
                     }
                 }

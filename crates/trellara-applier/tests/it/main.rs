@@ -1,3 +1,6 @@
 //! The applier against real servers.
 
 mod execute;
+mod flow;
+mod ledger;
+mod stream;
