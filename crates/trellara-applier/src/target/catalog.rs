@@ -75,7 +75,9 @@ impl Catalog {
         if let Some(mapping) = self.mappings.get(&key) {
             return Ok(Arc::clone(mapping));
         }
-        // A relation described anew is the sign that the target's table changes too.
+        // A relation described anew is the sign that the target's table changes too; what was
+        // known of it under another description is not to be believed again.
+        self.mappings.retain(|(oid, _), _| *oid != relation.oid);
         self.tables
             .remove(&(relation.namespace.clone(), relation.name.clone()));
         let table = self.existing(client, relation, relations).await?;
