@@ -1,7 +1,6 @@
 //! What the endpoint may ask a running relay.
 
-use std::sync::Mutex;
-
+use tokio::sync::watch;
 use trellara_envelope::{Halt, Incarnation, Lsn, StreamSequence};
 
 /// What the relay is doing.
@@ -63,31 +62,37 @@ pub struct StatusSnapshot {
     pub restarts: u64,
 }
 
-/// Written by the run loop, read by anyone; never held across a wait.
-#[derive(Debug, Default)]
+/// Written by the run loop, read and waited for by anyone; never held across a wait.
+#[derive(Debug)]
 pub struct RelayStatus {
-    snapshot: Mutex<StatusSnapshot>,
+    snapshot: watch::Sender<StatusSnapshot>,
 }
 
 impl RelayStatus {
     /// A status of a relay that has not begun.
     pub fn new() -> Self {
-        Self::default()
+        Self {
+            snapshot: watch::Sender::new(StatusSnapshot::default()),
+        }
     }
 
     /// The status now.
     pub fn snapshot(&self) -> StatusSnapshot {
-        self.lock().clone()
+        self.snapshot.borrow().clone()
+    }
+
+    /// For waiting until the status is as wanted.
+    pub fn subscribe(&self) -> watch::Receiver<StatusSnapshot> {
+        self.snapshot.subscribe()
     }
 
     pub(crate) fn update(&self, change: impl FnOnce(&mut StatusSnapshot)) {
-        change(&mut self.lock());
+        self.snapshot.send_modify(change);
     }
+}
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, StatusSnapshot> {
-        // A panic while holding it leaves a whole snapshot behind: fields are plain values.
-        self.snapshot
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
+impl Default for RelayStatus {
+    fn default() -> Self {
+        Self::new()
     }
 }

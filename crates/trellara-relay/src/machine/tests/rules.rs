@@ -1,0 +1,1 @@
+//! Rules, each with a test named after it.
