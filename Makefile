@@ -41,6 +41,7 @@ test: servers ## every ring of tests against real servers (nextest where install
 	beside=("$(TARGET)/debug/with-servers" --postgres 15,18 --)
 	# One build of everything that is run: the tests start the program and the servers' wrapper.
 	ring build cargo build $(LOCKED) --workspace --bins --tests
+	ring doc cargo test $(LOCKED) --workspace --doc --quiet
 	if cargo nextest --version >/dev/null 2>&1; then
 	  run=(cargo nextest run $(LOCKED) --workspace)
 	  words='package(trellara-envelope) + package(trellara-pgoutput)'
@@ -52,7 +53,6 @@ test: servers ## every ring of tests against real servers (nextest where install
 	  ring real "$${beside[@]}" cargo test $(LOCKED) --workspace --exclude trellara-e2e --test '*'
 	  ring blackbox "$${beside[@]}" cargo test $(LOCKED) -p trellara-e2e --test '*' -- --test-threads 4
 	fi
-	ring doc cargo test $(LOCKED) --workspace --doc --quiet
 
 .PHONY: demo
 demo: servers build ## the whole thing on this machine, with kills, ending in a comparison
