@@ -16,7 +16,7 @@ use trellara_envelope::Oid;
 use trellara_pgoutput::{Message, Relation, RelationMap};
 
 pub(crate) use self::error::Place;
-pub use self::error::{ApplyError, ApplyErrorKind};
+pub use self::error::{ApplyError, ApplyErrorDetails, ApplyErrorKind};
 use self::pipeline::Pipeline;
 pub(crate) use self::statements::Statements;
 use crate::plan::{Change, Planner};

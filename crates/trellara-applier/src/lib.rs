@@ -34,9 +34,12 @@ mod target;
 mod trim;
 mod trouble;
 
-pub use execute::{APPLY_SETTINGS, Applied, ApplyError, ApplyErrorKind, Executor, ExecutorOptions};
+pub use execute::{
+    APPLY_SETTINGS, Applied, ApplyError, ApplyErrorDetails, ApplyErrorKind, Executor,
+    ExecutorOptions,
+};
 pub use session::{CHECKPOINT_NOW, channel};
-pub use target::Catalog;
+pub use target::{Catalog, DeferrableConstraint, TargetColumn, TargetTable, UniqueIndex};
 
 pub use checkpoint::{Checkpoint, StreamIdentity, Transport};
 pub use options::{ApplierOptions, HaltPolicy, RoleReplica, Standby};

@@ -46,19 +46,14 @@ fn violated(table: &TargetTable, constraint: &DeferrableConstraint) -> ApplyErro
     } else {
         ("23505", "rows with the same key")
     };
-    ApplyError {
-        sqlstate: sqlstate.to_owned(),
-        object: Some(constraint.name.clone()),
-        ..ApplyError::new(
-            ApplyErrorKind::Data,
-            format!(
-                "the transaction would leave {what}, against constraint {}",
-                constraint.name
-            ),
-        )
+    let message = format!(
+        "the transaction would leave {what}, against constraint {}",
+        constraint.name
+    );
+    ApplyError::new(ApplyErrorKind::Data, message)
+        .refused(sqlstate, Some(constraint.name.clone()))
         .hint("a row with this key is on the target already: look for other writers")
-    }
-    .on(&table.schema, &table.name)
+        .on(&table.schema, &table.name)
 }
 
 /// For each touched key the table is asked, through the constraint's own index, whether it has two

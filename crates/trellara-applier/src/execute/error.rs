@@ -1,6 +1,7 @@
 //! Why the target did not take a change, shaped by what the caller will do about it.
 
 use std::fmt;
+use std::ops::Deref;
 
 use trellara_postgres::sqlstate::ErrorClass;
 use trellara_postgres::{Fault, fault};
@@ -28,9 +29,14 @@ pub enum ApplyErrorKind {
     Unknown,
 }
 
-/// A change that was not applied. It names table, place and cause, never a row value.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub struct ApplyError {
+/// A change that was not applied. It names table, place and cause, never a row value; what it
+/// knows is in [`ApplyErrorDetails`], to which it dereferences.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ApplyError(Box<ApplyErrorDetails>);
+
+/// What an [`ApplyError`] knows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ApplyErrorDetails {
     /// What to do about it.
     pub kind: ApplyErrorKind,
     /// Schema of the table; empty when no table is concerned.
@@ -75,10 +81,20 @@ impl fmt::Display for ApplyError {
     }
 }
 
+impl std::error::Error for ApplyError {}
+
+impl Deref for ApplyError {
+    type Target = ApplyErrorDetails;
+
+    fn deref(&self) -> &ApplyErrorDetails {
+        &self.0
+    }
+}
+
 impl ApplyError {
     /// An error that we found ourselves.
     pub(crate) fn new(kind: ApplyErrorKind, message: impl Into<String>) -> Self {
-        Self {
+        ApplyError(Box::new(ApplyErrorDetails {
             kind,
             schema: String::new(),
             table: String::new(),
@@ -89,27 +105,34 @@ impl ApplyError {
             object: None,
             message: message.into(),
             hint: String::new(),
-        }
+        }))
+    }
+
+    /// Adds the SQLSTATE, and the column or constraint it is about.
+    pub(crate) fn refused(mut self, sqlstate: &str, object: Option<String>) -> Self {
+        sqlstate.clone_into(&mut self.0.sqlstate);
+        self.0.object = object;
+        self
     }
 
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
-        self.hint = hint.into();
+        self.0.hint = hint.into();
         self
     }
 
     pub(crate) fn on(mut self, schema: &str, table: &str) -> Self {
         if self.table.is_empty() {
-            schema.clone_into(&mut self.schema);
-            table.clone_into(&mut self.table);
+            schema.clone_into(&mut self.0.schema);
+            table.clone_into(&mut self.0.table);
         }
         self
     }
 
     pub(crate) fn at(mut self, place: Place, changes: u64) -> Self {
         if self.change_number == 0 {
-            self.transaction = place.transaction;
-            self.change_number = place.change;
-            self.changes = changes;
+            self.0.transaction = place.transaction;
+            self.0.change_number = place.change;
+            self.0.changes = changes;
         }
         self
     }
@@ -119,12 +142,10 @@ impl ApplyError {
         let fault = fault(error);
         let kind = kind(&fault);
         let object = fault.constraint.clone().or_else(|| fault.column.clone());
-        Self {
-            sqlstate: fault.sqlstate.clone(),
-            object,
-            hint: hint(kind, &fault.sqlstate).to_owned(),
-            ..Self::new(kind, without_values(&fault))
-        }
+        let hint = hint(kind, &fault.sqlstate);
+        Self::new(kind, without_values(&fault))
+            .hint(hint)
+            .refused(&fault.sqlstate, object)
     }
 }
 
