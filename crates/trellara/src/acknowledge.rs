@@ -22,7 +22,10 @@ pub(crate) async fn decide(config: &Config) -> Decision {
         acknowledge: Acknowledge::Published,
         because: because.to_owned(),
     };
-    let applied = |because: String| Decision { acknowledge: Acknowledge::Applied, because };
+    let applied = |because: String| Decision {
+        acknowledge: Acknowledge::Applied,
+        because,
+    };
     match config.source.acknowledge {
         AcknowledgeSetting::Published => return published("the file says so"),
         AcknowledgeSetting::Applied => return applied("the file says so".to_owned()),
@@ -35,7 +38,10 @@ pub(crate) async fn decide(config: &Config) -> Decision {
         return published("nats.durable vouches for the broker");
     }
     let Some(monitors) = &config.nats.monitor_url else {
-        return applied("neither nats.durable nor nats.monitor_url says that acknowledgements are fsyncs".to_owned());
+        return applied(
+            "neither nats.durable nor nats.monitor_url says that acknowledgements are fsyncs"
+                .to_owned(),
+        );
     };
     let monitors: Vec<&str> = monitors.split(',').map(str::trim).collect();
     if monitors.len() < config.nats.replicas {
@@ -48,8 +54,14 @@ pub(crate) async fn decide(config: &Config) -> Decision {
     for monitor in monitors {
         match varz(monitor).await {
             Ok(Some(true)) => {}
-            Ok(Some(false)) => return applied(format!("{monitor} does not have sync_interval: always")),
-            Ok(None) => return applied(format!("{monitor} does not answer like a NATS server with JetStream")),
+            Ok(Some(false)) => {
+                return applied(format!("{monitor} does not have sync_interval: always"));
+            }
+            Ok(None) => {
+                return applied(format!(
+                    "{monitor} does not answer like a NATS server with JetStream"
+                ));
+            }
             Err(error) => return applied(format!("the monitor cannot be asked: {error}")),
         }
     }
@@ -57,7 +69,16 @@ pub(crate) async fn decide(config: &Config) -> Decision {
 }
 
 async fn varz(monitor: &str) -> Result<Option<bool>, String> {
-    let address = monitor.strip_prefix("http://").unwrap_or(monitor).trim_end_matches('/');
-    let address = if address.contains(':') { address.to_owned() } else { format!("{address}:8222") };
-    http::get(&address, "/varz").await.map(|body| sync_always(&body))
+    let address = monitor
+        .strip_prefix("http://")
+        .unwrap_or(monitor)
+        .trim_end_matches('/');
+    let address = if address.contains(':') {
+        address.to_owned()
+    } else {
+        format!("{address}:8222")
+    };
+    http::get(&address, "/varz")
+        .await
+        .map(|body| sync_always(&body))
 }

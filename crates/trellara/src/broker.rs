@@ -68,7 +68,10 @@ fn embedded(store_dir: &Path) -> Result<NatsOptions, Failure> {
         .ok_or_else(|| {
             Failure::new(
                 Exit::Unexpected,
-                format!("no embedded broker has its store in {}", store_dir.display()),
+                format!(
+                    "no embedded broker has its store in {}",
+                    store_dir.display()
+                ),
                 "start it with `trellara run`, or name a broker in nats.url",
             )
         })?;
@@ -91,10 +94,15 @@ pub(crate) async fn start_embedded(
     let BrokerSetting::Embedded { server, store_dir } = &config.nats.broker else {
         return Ok(None);
     };
-    let path = environment.get("PATH").map(String::as_str).unwrap_or_default();
+    let path = environment
+        .get("PATH")
+        .map(String::as_str)
+        .unwrap_or_default();
     let search = Search {
         server: server.clone(),
-        beside: std::env::current_exe().ok().and_then(|program| program.parent().map(Path::to_owned)),
+        beside: std::env::current_exe()
+            .ok()
+            .and_then(|program| program.parent().map(Path::to_owned)),
         path: std::env::split_paths(path).collect(),
     };
     let options = EmbeddedOptions::new(store_dir.clone(), search);

@@ -28,7 +28,13 @@ pub(crate) struct Cli {
 #[command(next_help_heading = "Options of every command")]
 pub(crate) struct Global {
     /// Configuration file.
-    #[arg(long, global = true, value_name = "FILE", default_value = "trellara.yml", env = "TRELLARA_CONFIG")]
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILE",
+        default_value = "trellara.yml",
+        env = "TRELLARA_CONFIG"
+    )]
     pub(crate) config: PathBuf,
     /// Form of the data on stdout; everything else goes to stderr as text.
     #[arg(long, global = true, value_name = "FORM", default_value = "text")]

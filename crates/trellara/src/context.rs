@@ -2,8 +2,6 @@
 
 use std::path::PathBuf;
 
-use trellara_envelope::FlowName;
-
 use crate::cli::Global;
 use crate::config::{self, Config, EnvironmentMap};
 use crate::exit::Failure;
@@ -25,7 +23,10 @@ impl Context {
         Self {
             config_path: global.config,
             environment,
-            output: Output { format: global.output, quiet: global.quiet },
+            output: Output {
+                format: global.output,
+                quiet: global.quiet,
+            },
             verbose: global.verbose,
         }
     }
@@ -34,9 +35,4 @@ impl Context {
     pub(crate) fn config(&self) -> Result<Config, Failure> {
         Ok(config::load(&self.config_path, &self.environment)?)
     }
-}
-
-/// The application name of our sessions: what a DBA sees in `pg_stat_activity`.
-pub(crate) fn application_name(flow: &FlowName, role: &str) -> String {
-    format!("trellara {role} {flow}")
 }

@@ -17,9 +17,16 @@ pub(crate) async fn reachable(config: &Config) -> Vec<DaemonReport> {
     };
     let mut reports: Vec<DaemonReport> = Vec::new();
     for address in addresses {
-        let Ok(body) = http::get(&address, "/status").await else { continue };
-        let Ok(process) = serde_json::from_str::<ProcessReport>(&body) else { continue };
-        let ours = process.daemons.into_iter().filter(|daemon| daemon.flow == config.flow.as_str());
+        let Ok(body) = http::get(&address, "/status").await else {
+            continue;
+        };
+        let Ok(process) = serde_json::from_str::<ProcessReport>(&body) else {
+            continue;
+        };
+        let ours = process
+            .daemons
+            .into_iter()
+            .filter(|daemon| daemon.flow == config.flow.as_str());
         reports.extend(ours);
     }
     reports
@@ -27,7 +34,9 @@ pub(crate) async fn reachable(config: &Config) -> Vec<DaemonReport> {
 
 /// The first halt among them as this command's end: its code, at once.
 pub(crate) fn first_halt(reports: &[DaemonReport]) -> Option<Failure> {
-    let (report, halt) = reports.iter().find_map(|report| Some((report, report.halt.as_ref()?)))?;
+    let (report, halt) = reports
+        .iter()
+        .find_map(|report| Some((report, report.halt.as_ref()?)))?;
     let code = HALT_CODES.iter().find(|code| code.as_str() == halt.code);
     let exit = code.map_or(Exit::Unexpected, |code| Exit::Halted(*code));
     let reason = format!("the {} halted: {}: {}", report.role, halt.code, halt.reason);

@@ -78,7 +78,11 @@ impl Failure {
         Self {
             exit,
             causes: vec![reason.into()],
-            hints: if hint.is_empty() { Vec::new() } else { vec![hint] },
+            hints: if hint.is_empty() {
+                Vec::new()
+            } else {
+                vec![hint]
+            },
         }
     }
 
@@ -94,7 +98,11 @@ impl Failure {
             }
             source = cause.source();
         }
-        Self { exit, causes, hints: Vec::new() }
+        Self {
+            exit,
+            causes,
+            hints: Vec::new(),
+        }
     }
 
     /// Says what was being done, in front of the chain.
@@ -120,7 +128,9 @@ impl fmt::Display for Failure {
                 _ => write!(f, "\n  caused by: {cause}")?,
             }
         }
-        self.hints.iter().try_for_each(|hint| write!(f, "\nhint: {hint}"))
+        self.hints
+            .iter()
+            .try_for_each(|hint| write!(f, "\nhint: {hint}"))
     }
 }
 
@@ -138,7 +148,9 @@ impl From<ConfigErrors> for Failure {
             hints: Vec::new(),
         };
         for error in errors.0 {
-            failure.causes.push(format!("{error}\n    hint: {}", error.hint));
+            failure
+                .causes
+                .push(format!("{error}\n    hint: {}", error.hint));
         }
         failure
     }
@@ -169,7 +181,15 @@ impl From<trellara_jetstream::BrokerError> for Failure {
 impl From<tokio_postgres::Error> for Failure {
     fn from(error: tokio_postgres::Error) -> Self {
         let fault = trellara_postgres::fault(&error);
-        let exit = if fault.sqlstate == "42501" { Exit::Rights } else { Exit::Unexpected };
-        Failure::new(exit, format!("{} (SQLSTATE {})", fault.message, fault.sqlstate), "")
+        let exit = if fault.sqlstate == "42501" {
+            Exit::Rights
+        } else {
+            Exit::Unexpected
+        };
+        Failure::new(
+            exit,
+            format!("{} (SQLSTATE {})", fault.message, fault.sqlstate),
+            "",
+        )
     }
 }

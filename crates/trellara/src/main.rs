@@ -38,7 +38,11 @@ fn main() -> ExitCode {
         Err(usage) => {
             let wrong = usage.use_stderr();
             let _ = usage.print();
-            return ExitCode::from(if wrong { Exit::Usage.code() } else { Exit::Done.code() });
+            return ExitCode::from(if wrong {
+                Exit::Usage.code()
+            } else {
+                Exit::Done.code()
+            });
         }
     };
     // Both TLS users choose ring explicitly; this is for whoever asks for the process default.

@@ -1,7 +1,11 @@
 //! The one place that writes to stdout and stderr: data to the former, everything else to the
 //! latter, so that a pipe only ever sees data.
 
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "this is where printing happens")]
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "this is where printing happens"
+)]
 
 use std::fmt::Display;
 use std::io::{IsTerminal, Write};
@@ -42,7 +46,10 @@ impl Output {
         if self.format == Format::Json {
             write_part("[");
         }
-        List { format: self.format, items: 0 }
+        List {
+            format: self.format,
+            items: 0,
+        }
     }
 
     /// Data that has one form only.

@@ -105,22 +105,36 @@ impl DaemonReport {
             lsn_published: position(relay.lsn_published),
             lsn_confirmed: position(relay.lsn_confirmed),
             lsn_applied: position(relay.lsn_applied),
-            counters: counters.map(|(name, value)| (name.to_owned(), value)).into(),
-            details: details.map(|(name, value)| (name.to_owned(), value.to_string())).into(),
+            counters: counters
+                .map(|(name, value)| (name.to_owned(), value))
+                .into(),
+            details: details
+                .map(|(name, value)| (name.to_owned(), value.to_string()))
+                .into(),
         }
     }
 
     pub(crate) fn of_applier(flow: &FlowName, applier: &ApplierSnapshot) -> Self {
         let (state, reason, halt) = match &applier.state {
             ApplierState::Starting => ("starting", None, None),
-            ApplierState::Standby { holder } => {
-                ("standby", Some(format!("the lane is held by {holder}")), None)
-            }
+            ApplierState::Standby { holder } => (
+                "standby",
+                Some(format!("the lane is held by {holder}")),
+                None,
+            ),
             ApplierState::Running => ("running", None, None),
             ApplierState::Retrying { reason } => ("retrying", Some(reason.clone()), None),
             ApplierState::Halted { halt, probing } => {
-                let then = if *probing { "it is tried again by itself" } else { "it waits for you" };
-                ("halted", Some(then.to_owned()), Some(HaltReport::from(halt)))
+                let then = if *probing {
+                    "it is tried again by itself"
+                } else {
+                    "it waits for you"
+                };
+                (
+                    "halted",
+                    Some(then.to_owned()),
+                    Some(HaltReport::from(halt)),
+                )
             }
             ApplierState::Stopped => ("stopped", None, None),
         };
@@ -148,7 +162,10 @@ impl DaemonReport {
             flow: flow.to_string(),
             state: state.to_owned(),
             // A standby does its job by waiting.
-            ready: matches!(applier.state, ApplierState::Running | ApplierState::Standby { .. }),
+            ready: matches!(
+                applier.state,
+                ApplierState::Running | ApplierState::Standby { .. }
+            ),
             reason,
             last_error: applier.last_error.clone(),
             halt,
@@ -158,7 +175,9 @@ impl DaemonReport {
             lsn_published: None,
             lsn_confirmed: None,
             lsn_applied: position(applier.lsn_flushed),
-            counters: counters.map(|(name, value)| (name.to_owned(), value)).into(),
+            counters: counters
+                .map(|(name, value)| (name.to_owned(), value))
+                .into(),
             details,
         }
     }
@@ -166,14 +185,20 @@ impl DaemonReport {
     /// Bytes between what was received and the later stages.
     pub(crate) fn lag_bytes(&self) -> Vec<(&'static str, u64)> {
         let lsn = |text: &Option<String>| text.as_deref().and_then(|text| text.parse::<Lsn>().ok());
-        let Some(received) = lsn(&self.lsn_received) else { return Vec::new() };
+        let Some(received) = lsn(&self.lsn_received) else {
+            return Vec::new();
+        };
         let stages = [
             ("published", lsn(&self.lsn_published)),
             ("confirmed", lsn(&self.lsn_confirmed)),
             ("applied", lsn(&self.lsn_applied)),
         ];
-        let known = stages.into_iter().filter_map(|(stage, lsn)| Some((stage, lsn?)));
-        known.map(|(stage, lsn)| (stage, received.bytes_since(lsn))).collect()
+        let known = stages
+            .into_iter()
+            .filter_map(|(stage, lsn)| Some((stage, lsn?)));
+        known
+            .map(|(stage, lsn)| (stage, received.bytes_since(lsn)))
+            .collect()
     }
 }
 

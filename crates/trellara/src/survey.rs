@@ -109,7 +109,9 @@ impl<T> Part<T> {
     fn of(answer: Result<T, Failure>) -> Self {
         match answer {
             Ok(facts) => Part::Known(facts),
-            Err(failure) => Part::Unknown { error: failure.causes.join(": ") },
+            Err(failure) => Part::Unknown {
+                error: failure.causes.join(": "),
+            },
         }
     }
 }
@@ -128,10 +130,12 @@ pub(crate) async fn take(config: &Config) -> Survey {
     let target = Part::of(target);
     let lag_seconds = match (&source, &target, broker) {
         (Part::Known(source), Part::Known(target), Some(broker)) => {
-            oldest_unapplied(config, &broker, target).await.map(|commit| {
-                let age = source.now.0.saturating_sub(commit.0).max(0);
-                age as f64 / 1_000_000.0
-            })
+            oldest_unapplied(config, &broker, target)
+                .await
+                .map(|commit| {
+                    let age = source.now.0.saturating_sub(commit.0).max(0);
+                    age as f64 / 1_000_000.0
+                })
         }
         _ => None,
     };
@@ -175,14 +179,20 @@ async fn ask_source(config: &Config) -> Result<SourceFacts, Failure> {
 async fn ask_stream(config: &Config) -> Result<(Broker, StreamFacts), Failure> {
     let broker = broker::connect(config, "status").await?;
     let name = config.flow.stream();
-    let facts = topology::facts(&broker, &name).await.map_err(|error| match error.kind() {
-        BrokerErrorKind::Missing => {
-            Failure::new(crate::exit::Exit::Unexpected, format!("there is no stream {name}"), "")
-        }
-        _ => Failure::from(error),
-    })?;
+    let facts = topology::facts(&broker, &name)
+        .await
+        .map_err(|error| match error.kind() {
+            BrokerErrorKind::Missing => Failure::new(
+                crate::exit::Exit::Unexpected,
+                format!("there is no stream {name}"),
+                "",
+            ),
+            _ => Failure::from(error),
+        })?;
     let tail = Reader::new(&broker, &name).tail().await?;
-    let header = tail.and_then(|tail| Frame::decode(&tail.payload).ok()).map(|frame| frame.header);
+    let header = tail
+        .and_then(|tail| Frame::decode(&tail.payload).ok())
+        .map(|frame| frame.header);
     let published = header.as_ref().map(|header| header.position);
     let report = StreamFacts {
         messages: facts.messages,
@@ -214,8 +224,12 @@ async fn ask_target(config: &Config) -> Result<TargetFacts, Failure> {
         )
         .await?;
     Ok(TargetFacts {
-        lsn_applied: checkpoint.as_ref().map(|checkpoint| checkpoint.end_lsn.to_string()),
-        stream_sequence: checkpoint.as_ref().map(|checkpoint| checkpoint.transport.sequence.0),
+        lsn_applied: checkpoint
+            .as_ref()
+            .map(|checkpoint| checkpoint.end_lsn.to_string()),
+        stream_sequence: checkpoint
+            .as_ref()
+            .map(|checkpoint| checkpoint.transport.sequence.0),
         epoch: holder.as_ref().map_or(0, |row| row.get(0)),
         holder: holder.and_then(|row| row.get(1)),
         applied: checkpoint.map(|checkpoint| checkpoint.end_lsn),
@@ -234,9 +248,10 @@ async fn oldest_unapplied(
     let next = reader.next_on(&subject, behind).await.ok()??;
     let applied = target.applied?;
     match Frame::decode(&next.payload).ok()?.body {
-        Body::Bundle(entries) => {
-            entries.iter().find(|entry| entry.end_lsn > applied).map(|entry| entry.commit_time)
-        }
+        Body::Bundle(entries) => entries
+            .iter()
+            .find(|entry| entry.end_lsn > applied)
+            .map(|entry| entry.commit_time),
         Body::Manifest(manifest) => (manifest.end_lsn > applied).then_some(manifest.commit_time),
         _ => None,
     }
@@ -276,15 +291,28 @@ fn blocks(
 ) -> Vec<String> {
     let mut blocks = Vec::new();
     for daemon in daemons.iter().filter(|daemon| !daemon.ready) {
-        let halt = daemon.halt.as_ref().map(|halt| format!("{}: {}", halt.code, halt.reason));
-        let why = halt.or_else(|| daemon.reason.clone()).unwrap_or_else(|| daemon.state.clone());
+        let halt = daemon
+            .halt
+            .as_ref()
+            .map(|halt| format!("{}: {}", halt.code, halt.reason));
+        let why = halt
+            .or_else(|| daemon.reason.clone())
+            .unwrap_or_else(|| daemon.state.clone());
         blocks.push(format!("the {} is {}: {why}", daemon.role, daemon.state));
     }
     match source {
         Part::Unknown { error } => blocks.push(error.clone()),
-        Part::Known(SourceFacts { slot: None, .. }) => blocks.push("the slot does not exist".to_owned()),
-        Part::Known(SourceFacts { slot: Some(slot), .. }) => {
-            blocks.extend(slot.lost.as_ref().map(|why| format!("the slot is lost: {why}")));
+        Part::Known(SourceFacts { slot: None, .. }) => {
+            blocks.push("the slot does not exist".to_owned())
+        }
+        Part::Known(SourceFacts {
+            slot: Some(slot), ..
+        }) => {
+            blocks.extend(
+                slot.lost
+                    .as_ref()
+                    .map(|why| format!("the slot is lost: {why}")),
+            );
             if slot.active_pid.is_none() {
                 blocks.push("no relay is reading the slot".to_owned());
             }
@@ -293,7 +321,10 @@ fn blocks(
     match stream {
         Part::Unknown { error } => blocks.push(error.clone()),
         Part::Known(stream) => {
-            if stream.max_bytes.is_some_and(|max| stream.bytes >= max - max / 20) {
+            if stream
+                .max_bytes
+                .is_some_and(|max| stream.bytes >= max - max / 20)
+            {
                 blocks.push("the stream is full: it is trimmed as the target applies".to_owned());
             }
         }

@@ -52,7 +52,12 @@ pub(crate) fn component(config: &Config, broker: Broker) -> Component {
     Component {
         role: "applier",
         start: Box::new(move |cancel| {
-            Box::pin(trellara_applier::run(options.clone(), broker.clone(), cancel, status.clone()))
+            Box::pin(trellara_applier::run(
+                options.clone(),
+                broker.clone(),
+                cancel,
+                status.clone(),
+            ))
         }),
         report: Box::new(move || DaemonReport::of_applier(&flow, &reported.snapshot())),
     }

@@ -1,10 +1,10 @@
 //! `trellara check`: the read-only doctor.
 
+use crate::broker;
 use crate::context::Context;
 use crate::exit::{Exit, Failure};
 use crate::preflight::{self, Finding, Severity};
 use crate::telemetry::{self, LogFormat};
-use crate::broker;
 
 /// Examines source, broker, target and file, and says what would go wrong, with each cure.
 #[derive(Debug, clap::Args)]
@@ -30,12 +30,19 @@ pub(crate) async fn execute(_args: &Args, context: &Context) -> Result<Exit, Fai
         findings.insert(0, preflight::broker_unreachable(failure));
     }
     context.output.data(&findings, |findings| text(findings));
-    let first = findings.iter().find(|finding| finding.severity == Severity::Error);
+    let first = findings
+        .iter()
+        .find(|finding| finding.severity == Severity::Error);
     Ok(first.map_or(Exit::Done, |finding| finding.exit))
 }
 
 fn text(findings: &[Finding]) -> String {
-    let count = |severity| findings.iter().filter(|finding| finding.severity == severity).count();
+    let count = |severity| {
+        findings
+            .iter()
+            .filter(|finding| finding.severity == severity)
+            .count()
+    };
     let mut lines: Vec<String> = findings.iter().map(preflight::text).collect();
     lines.push(format!(
         "{} error(s), {} warning(s), {} note(s)",

@@ -21,6 +21,11 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn execute(args: &Args) -> Exit {
-    clap_complete::generate(args.shell, &mut Cli::command(), "trellara", &mut std::io::stdout());
+    clap_complete::generate(
+        args.shell,
+        &mut Cli::command(),
+        "trellara",
+        &mut std::io::stdout(),
+    );
     Exit::Done
 }

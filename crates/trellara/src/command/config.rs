@@ -39,7 +39,9 @@ pub(crate) fn execute(args: &Args, context: &Context) -> Result<Exit, Failure> {
     match args.verb {
         Verb::Check => {
             let config = context.config()?;
-            context.output.note(format_args!("flow {}: the file can be used", config.flow));
+            context
+                .output
+                .note(format_args!("flow {}: the file can be used", config.flow));
         }
         Verb::Show => {
             let shown = Shown::of(&context.config()?);
@@ -103,7 +105,8 @@ impl Shown {
     }
 
     fn text(&self) -> String {
-        let auto = |value: Option<u64>| value.map_or("auto".to_owned(), |bytes| format!("{bytes} bytes"));
+        let auto =
+            |value: Option<u64>| value.map_or("auto".to_owned(), |bytes| format!("{bytes} bytes"));
         let rows = [
             ("flow", self.flow.clone()),
             ("source", self.source.clone()),
@@ -113,15 +116,22 @@ impl Shown {
             ("acknowledge", self.acknowledge.clone()),
             ("target", self.target.clone()),
             ("broker", self.broker.clone()),
-            ("stream", format!("{}, {} replica(s)", self.stream, self.replicas)),
+            (
+                "stream",
+                format!("{}, {} replica(s)", self.stream, self.replicas),
+            ),
             ("max_bytes", auto(self.max_bytes)),
             ("open_bytes", auto(self.open_bytes)),
             ("listen", self.listen.clone()),
             ("stall_timeout", format!("{}s", self.stall_timeout_seconds)),
-            ("shutdown_timeout", format!("{}s", self.shutdown_timeout_seconds)),
+            (
+                "shutdown_timeout",
+                format!("{}s", self.shutdown_timeout_seconds),
+            ),
             ("halt", self.halt.clone()),
         ];
-        rows.map(|(name, value)| format!("{name:<18}{value}")).join("\n")
+        rows.map(|(name, value)| format!("{name:<18}{value}"))
+            .join("\n")
     }
 }
 
@@ -132,8 +142,15 @@ fn listing() -> String {
             Some("") => " Default: none.".to_owned(),
             Some(default) => format!(" Default: {default}."),
         };
-        let later = if key.available == Available::Later { " Not available yet." } else { "" };
-        format!("{}: {}\n    {}{default}{later}", key.path, key.form, key.about)
+        let later = if key.available == Available::Later {
+            " Not available yet."
+        } else {
+            ""
+        };
+        format!(
+            "{}: {}\n    {}{default}{later}",
+            key.path, key.form, key.about
+        )
     };
     KEYS.iter().map(about).collect::<Vec<_>>().join("\n")
 }

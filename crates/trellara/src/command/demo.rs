@@ -36,7 +36,11 @@ pub(crate) struct Args {
 
 pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Failure> {
     telemetry::start_logs(context, false, LogFormat::Text);
-    let plan = Plan { length: args.length, seed: args.seed, output: context.output };
+    let plan = Plan {
+        length: args.length,
+        seed: args.seed,
+        output: context.output,
+    };
     // Leaving by Ctrl-C drops the story, and with it every server and process.
     let verdicts = tokio::select! {
         played = play(&plan) => played?,
@@ -57,7 +61,7 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
 
 fn table(verdicts: &[Verdict]) -> String {
     let mut table = Table::new();
-    table.load_preset(presets::UTF8_FULL_CONDENSED);
+    table.load_style(presets::UTF8_FULL_CONDENSED);
     let mut header = vec![String::new()];
     header.extend(verdicts.iter().map(|verdict| verdict.id.to_owned()));
     table.set_header(header);
@@ -71,11 +75,17 @@ fn table(verdicts: &[Verdict]) -> String {
     line("kill -9: relay", &|act| act.kills_relay.to_string());
     line("kill -9: applier", &|act| act.kills_applier.to_string());
     line("kill -9: broker", &|act| act.kills_broker.to_string());
-    line("duplicates delivered", &|act| act.duplicates_delivered.to_string());
+    line("duplicates delivered", &|act| {
+        act.duplicates_delivered.to_string()
+    });
     line("applied twice", &|act| act.applied_twice.to_string());
     line("lost", &|act| act.lost.to_string());
-    line("rows missing / surplus", &|act| format!("{} / {}", act.rows_missing, act.rows_surplus));
-    line("databases", &|act| if act.equal { "equal" } else { "DIFFERENT" }.to_owned());
+    line("rows missing / surplus", &|act| {
+        format!("{} / {}", act.rows_missing, act.rows_surplus)
+    });
+    line("databases", &|act| {
+        if act.equal { "equal" } else { "DIFFERENT" }.to_owned()
+    });
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }

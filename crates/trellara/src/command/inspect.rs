@@ -3,13 +3,13 @@
 use serde::Serialize;
 use trellara_envelope::{Lane, StreamSequence};
 
+use crate::broker;
 use crate::config::Config;
 use crate::context::Context;
 use crate::exit::{Exit, Failure};
 use crate::inspect::{Record, Shown, Walk, find, read_transaction};
 use crate::output::List;
 use crate::telemetry::{self, LogFormat};
-use crate::broker;
 
 /// Lists transactions or frames of the stream, or one transaction with its record keys.
 ///
@@ -62,9 +62,15 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
 
 async fn list(args: &Args, context: &Context, walk: &mut Walk) -> Result<Exit, Failure> {
     let mut out = context.output.list();
-    let mut left = if args.limit == 0 { usize::MAX } else { args.limit };
+    let mut left = if args.limit == 0 {
+        usize::MAX
+    } else {
+        args.limit
+    };
     while left > 0 {
-        let Some(stored) = walk.next().await? else { break };
+        let Some(stored) = walk.next().await? else {
+            break;
+        };
         if args.frames {
             out.item(&stored.item(), |item| item.text());
             left -= 1;
@@ -77,7 +83,10 @@ async fn list(args: &Args, context: &Context, walk: &mut Walk) -> Result<Exit, F
     }
     out.end();
     if left == 0 {
-        context.output.note(format_args!("(the first {}; --limit 0 shows all)", args.limit));
+        context.output.note(format_args!(
+            "(the first {}; --limit 0 shows all)",
+            args.limit
+        ));
     }
     Ok(Exit::Done)
 }
@@ -92,9 +101,15 @@ async fn one(
 ) -> Result<Exit, Failure> {
     let Some(place) = find(walk, wanted).await? else {
         let hint = "it may be applied and removed already; `trellara inspect` lists what is there";
-        return Err(Failure::new(Exit::Unexpected, format!("no transaction {wanted} in the stream"), hint));
+        return Err(Failure::new(
+            Exit::Unexpected,
+            format!("no transaction {wanted} in the stream"),
+            hint,
+        ));
     };
-    context.output.note(format_args!("transaction {}", place.identity));
+    context
+        .output
+        .note(format_args!("transaction {}", place.identity));
     let mut out: List = context.output.list();
     let count = read_transaction(broker, &config.flow, &place, args.values, |record| {
         out.item(record, text);
@@ -109,10 +124,16 @@ fn text(record: &Record) -> String {
     let row = |label: &str, row: &Option<std::collections::BTreeMap<String, Shown>>| {
         let Some(row) = row else { return String::new() };
         let column = |(name, value): (&String, &Shown)| format!("{name}={}", value_text(value));
-        format!("  {label} {}", row.iter().map(column).collect::<Vec<_>>().join(" "))
+        format!(
+            "  {label} {}",
+            row.iter().map(column).collect::<Vec<_>>().join(" ")
+        )
     };
     let (old, new) = (row("old", &record.old), row("new", &record.new));
-    format!("{}  {} {}{old}{new}", record.id, record.operation, record.table)
+    format!(
+        "{}  {} {}{old}{new}",
+        record.id, record.operation, record.table
+    )
 }
 
 fn value_text(value: &(impl Serialize + ?Sized)) -> String {

@@ -45,8 +45,10 @@ fn write_all(command: &clap::Command, directory: &Path) -> std::io::Result<()> {
     std::fs::write(directory.join("trellara.1"), page(command)?)?;
     for verb in command.get_subcommands() {
         let name = format!("trellara-{}", verb.get_name());
-        let verb = verb.clone().name(name.clone());
-        std::fs::write(directory.join(format!("{name}.1")), page(&verb)?)?;
+        let file = directory.join(format!("{name}.1"));
+        // clap keeps names as static text, unless it builds the whole tree itself.
+        let verb = verb.clone().display_name(name);
+        std::fs::write(file, page(&verb)?)?;
     }
     Ok(())
 }

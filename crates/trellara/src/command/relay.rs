@@ -53,15 +53,23 @@ pub(crate) fn component(config: &Config, broker: Broker, acknowledge: Acknowledg
     Component {
         role: "relay",
         start: Box::new(move |cancel| {
-            Box::pin(trellara_relay::run(options.clone(), broker.clone(), cancel, status.clone()))
+            Box::pin(trellara_relay::run(
+                options.clone(),
+                broker.clone(),
+                cancel,
+                status.clone(),
+            ))
         }),
         report: Box::new(move || DaemonReport::of_relay(&flow, &reported.snapshot())),
     }
 }
 
 fn options(config: &Config, acknowledge: Acknowledge) -> RelayOptions {
-    let mut options =
-        RelayOptions::new(config.flow.clone(), link::source_options(config), acknowledge);
+    let mut options = RelayOptions::new(
+        config.flow.clone(),
+        link::source_options(config),
+        acknowledge,
+    );
     options.open_bytes = config.nats.open_bytes;
     options.shutdown_grace = config.source.shutdown_grace;
     options

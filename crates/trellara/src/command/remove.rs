@@ -64,14 +64,25 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
         context.output.data(&planned, |removed| text(removed));
         return Ok(Exit::Done);
     }
-    let question = format!("Remove flow {}? What the stream holds and the target lacks is lost.", config.flow);
+    let question = format!(
+        "Remove flow {}? What the stream holds and the target lacks is lost.",
+        config.flow
+    );
     if !args.yes && !output::confirm(&question) {
-        return Err(Failure::new(Exit::Usage, "not confirmed", "give --yes to go on without asking"));
+        return Err(Failure::new(
+            Exit::Usage,
+            "not confirmed",
+            "give --yes to go on without asking",
+        ));
     }
     let mut removed = Vec::new();
     let source = remove_source(&config).await;
     removed.extend(source);
-    removed.push(outcome("stream", config.flow.stream(), remove_stream(&config).await));
+    removed.push(outcome(
+        "stream",
+        config.flow.stream(),
+        remove_stream(&config).await,
+    ));
     let target = remove_target(&config).await;
     removed.push(outcome("target", names[3].1.clone(), target));
     let failed = removed.iter().any(|removed| removed.failed);
@@ -87,14 +98,21 @@ async fn remove_source(config: &Config) -> Vec<Removed> {
             let text = failure.causes.join(": ");
             let parts = [("slot", slot_name), ("publication", publication_name)];
             return parts
-                .map(|(id, name)| Removed { id, name: name.clone(), outcome: text.clone(), failed: true })
+                .map(|(id, name)| Removed {
+                    id,
+                    name: name.clone(),
+                    outcome: text.clone(),
+                    failed: true,
+                })
                 .into();
         }
     };
     let slot = slot::drop(&session, slot_name).await.map_err(Failure::from);
     let ours = setup::made_by_us(&session, publication_name, &config.flow).await;
     let publication = match ours {
-        Ok(true) => publication::drop(&session, publication_name).await.map_err(Failure::from),
+        Ok(true) => publication::drop(&session, publication_name)
+            .await
+            .map_err(Failure::from),
         Ok(false) => Ok(false),
         Err(failure) => Err(failure),
     };
@@ -123,7 +141,12 @@ fn outcome(id: &'static str, name: String, answer: Result<bool, Failure>) -> Rem
         Ok(false) => ("not there, or not made by setup".to_owned(), false),
         Err(failure) => (failure.causes.join(": "), true),
     };
-    Removed { id, name, outcome, failed }
+    Removed {
+        id,
+        name,
+        outcome,
+        failed,
+    }
 }
 
 fn text(removed: &[Removed]) -> String {
@@ -131,5 +154,10 @@ fn text(removed: &[Removed]) -> String {
         let mark = if part.failed { "still there" } else { "" };
         format!("{:<12} {:<40} {} {mark}", part.id, part.name, part.outcome)
     };
-    removed.iter().map(line).map(|line| line.trim_end().to_owned()).collect::<Vec<_>>().join("\n")
+    removed
+        .iter()
+        .map(line)
+        .map(|line| line.trim_end().to_owned())
+        .collect::<Vec<_>>()
+        .join("\n")
 }

@@ -41,7 +41,11 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
     let embedded = broker::start_embedded(&config, &context.environment).await?;
     if let Some(embedded) = &embedded {
         let access = embedded.access();
-        tracing::info!(url = access.url(), starts = access.starts(), "embedded broker started");
+        tracing::info!(
+            url = access.url(),
+            starts = access.starts(),
+            "embedded broker started"
+        );
     }
     let relay_broker = broker::connect_daemon(&config, "relay").await?;
     let applier_broker = broker::connect_daemon(&config, "applier").await?;
@@ -75,7 +79,10 @@ async fn ensure_set_up(config: &Config, broker: &Broker, context: &Context) -> R
             Err(failure) if failure.exit != Exit::Unexpected => return Err(failure),
             Err(failure) => failure,
         };
-        tracing::warn!(error = failure.causes.join(": "), "not set up yet: trying again");
+        tracing::warn!(
+            error = failure.causes.join(": "),
+            "not set up yet: trying again"
+        );
         tokio::select! {
             () = tokio::time::sleep(pause) => pause = (pause * 2).min(PAUSE_MOST),
             _ = tokio::signal::ctrl_c() => return Err(failure),
@@ -85,13 +92,19 @@ async fn ensure_set_up(config: &Config, broker: &Broker, context: &Context) -> R
 
 async fn attempt(config: &Config, broker: &Broker, context: &Context) -> Result<(), Failure> {
     let marks = config.flow.mark_subject();
-    if let Ok(Some(last)) = Reader::new(broker, &config.flow.stream()).last_on(&marks).await {
+    if let Ok(Some(last)) = Reader::new(broker, &config.flow.stream())
+        .last_on(&marks)
+        .await
+    {
         // Sequence 1 is the genesis frame: behind it setup still has the ledger to write.
         if last.sequence.0 > 1 {
             return Ok(());
         }
     }
-    preflight::refuse(&preflight::examine(config, Some(broker)).await, context.output)?;
+    preflight::refuse(
+        &preflight::examine(config, Some(broker)).await,
+        context.output,
+    )?;
     setup::perform(config, broker, Choices::default(), |step| {
         tracing::info!(step = step.id, "{}", step.what);
     })

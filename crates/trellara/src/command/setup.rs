@@ -55,17 +55,34 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
         context.output.raw(&sql(&config).await?);
         return Ok(Exit::Done);
     }
-    let choices = Choices { adopt: args.adopt, new_stream: args.new_stream };
+    let choices = Choices {
+        adopt: args.adopt,
+        new_stream: args.new_stream,
+    };
     let broker = broker::connect(&config, "setup").await?;
-    preflight::refuse(&preflight::examine(&config, Some(&broker)).await, context.output)?;
+    preflight::refuse(
+        &preflight::examine(&config, Some(&broker)).await,
+        context.output,
+    )?;
     if args.dry_run {
         let actions = setup::plan(&config, &broker, choices).await?;
-        let planned: Vec<Step> =
-            actions.iter().map(|action| Step { id: "would", what: action.text() }).collect();
-        context.output.data(&planned, |steps| text(steps, "nothing to do: all is there"));
+        let planned: Vec<Step> = actions
+            .iter()
+            .map(|action| Step {
+                id: "would",
+                what: action.text(),
+            })
+            .collect();
+        context
+            .output
+            .data(&planned, |steps| text(steps, "nothing to do: all is there"));
         return Ok(Exit::Done);
     }
-    let note = |step: &Step| context.output.note(format_args!("{}: {}", step.id, step.what));
+    let note = |step: &Step| {
+        context
+            .output
+            .note(format_args!("{}: {}", step.id, step.what))
+    };
     let steps = setup::perform(&config, &broker, choices, note).await?;
     context.output.data(&steps, |steps| match steps.is_empty() {
         true => format!("flow {} is set up already", config.flow),
@@ -78,7 +95,11 @@ fn text(steps: &[Step], empty: &str) -> String {
     if steps.is_empty() {
         return empty.to_owned();
     }
-    steps.iter().map(|step| format!("{}: {}", step.id, step.what)).collect::<Vec<_>>().join("\n")
+    steps
+        .iter()
+        .map(|step| format!("{}: {}", step.id, step.what))
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 /// What a DBA would run; the slot stays ours, because its position must reach the stream.
@@ -87,7 +108,9 @@ async fn sql(config: &Config) -> Result<String, Failure> {
     let mut out = vec![format!("-- source: {}", config.source.connect.redacted())];
     let source = link::source(config).await?;
     if publication::describe(&source, name).await?.is_some() {
-        out.push(format!("-- publication {name} is there and is used as it is"));
+        out.push(format!(
+            "-- publication {name} is there and is used as it is"
+        ));
     } else {
         let tables = publication::expand(&source, &setup::patterns(&config.source.tables)?)
             .await

@@ -57,7 +57,11 @@ fn verdict(survey: &Survey) -> Result<Exit, Failure> {
         matches!(survey.stream, Part::Unknown { .. }),
         matches!(survey.target, Part::Unknown { .. }),
     ];
-    Ok(if silent.contains(&true) { Exit::Unexpected } else { Exit::Done })
+    Ok(if silent.contains(&true) {
+        Exit::Unexpected
+    } else {
+        Exit::Done
+    })
 }
 
 fn text(survey: &Survey) -> String {
@@ -79,11 +83,17 @@ fn text(survey: &Survey) -> String {
     if let Part::Known(stream) = &survey.stream {
         let limit = stream.max_bytes.map_or("no limit".to_owned(), bytes_text);
         let used = bytes_text(stream.bytes);
-        lines.push(format!("  stream   {}: {used} of {limit}, {} frames", stream.name, stream.messages));
+        lines.push(format!(
+            "  stream   {}: {used} of {limit}, {} frames",
+            stream.name, stream.messages
+        ));
     }
     if let Part::Known(target) = &survey.target {
         let holder = target.holder.as_deref().unwrap_or("nobody");
-        lines.push(format!("  target   lane 0, epoch {}, held by {holder}", target.epoch));
+        lines.push(format!(
+            "  target   lane 0, epoch {}, held by {holder}",
+            target.epoch
+        ));
     }
     for daemon in &survey.daemons {
         let ready = if daemon.ready { "ready" } else { "not ready" };
@@ -98,18 +108,28 @@ fn text(survey: &Survey) -> String {
 
 fn slot_line(survey: &Survey) -> Option<String> {
     let slot = survey.source.known()?.slot.as_ref()?;
-    let reader = slot.active_pid.map_or("nobody".to_owned(), |pid| format!("walsender {pid}"));
+    let reader = slot
+        .active_pid
+        .map_or("nobody".to_owned(), |pid| format!("walsender {pid}"));
     let retained = slot.retained_bytes.map_or("unknown".to_owned(), bytes_text);
     let safe = match slot.safe_bytes.and_then(|bytes| u64::try_from(bytes).ok()) {
         Some(bytes) => format!(", lost after {} more", bytes_text(bytes)),
         None => String::new(),
     };
-    Some(format!("  slot     {}: read by {reader}, keeps {retained} of WAL{safe}", slot.name))
+    Some(format!(
+        "  slot     {}: read by {reader}, keeps {retained} of WAL{safe}",
+        slot.name
+    ))
 }
 
 /// Bytes for people.
 pub(crate) fn bytes_text(bytes: u64) -> String {
-    const UNITS: [(&str, u64); 4] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+    const UNITS: [(&str, u64); 4] = [
+        ("TiB", 1 << 40),
+        ("GiB", 1 << 30),
+        ("MiB", 1 << 20),
+        ("KiB", 1 << 10),
+    ];
     match UNITS.iter().find(|(_, size)| bytes >= *size) {
         Some((unit, size)) => format!("{:.1} {unit}", bytes as f64 / *size as f64),
         None => format!("{bytes} bytes"),

@@ -12,8 +12,8 @@ use crate::config::{Config, duration};
 use crate::context::Context;
 use crate::daemon_reports::{self, first_halt};
 use crate::exit::{Exit, Failure};
-use crate::telemetry::{self, LogFormat};
 use crate::link;
+use crate::telemetry::{self, LogFormat};
 
 /// Waits until the target has durably applied the source's present position.
 ///
@@ -73,13 +73,20 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
     };
     context.output.data(&waited, |waited| {
         let applied = waited.lsn_applied.as_deref().unwrap_or("nothing");
-        format!("waited for {}: applied {applied} after {:.1} s", waited.lsn, waited.seconds)
+        format!(
+            "waited for {}: applied {applied} after {:.1} s",
+            waited.lsn, waited.seconds
+        )
     });
     if reached {
         return Ok(Exit::Done);
     }
     let reason = format!("the target has not reached {lsn} within {:?}", args.timeout);
-    Err(Failure::new(Exit::TimedOut, reason, "`trellara status` shows where it stands"))
+    Err(Failure::new(
+        Exit::TimedOut,
+        reason,
+        "`trellara status` shows where it stands",
+    ))
 }
 
 /// Waits for `lsn` until `deadline`; the position seen last.

@@ -30,7 +30,11 @@ fn expand(key: &str, text: &str, environment: &EnvironmentMap) -> Result<String,
             continue;
         }
         let end = from.find('}').ok_or_else(|| {
-            ConfigError::key(key, "a `${` is not closed", "write ${NAME}, or $${ for a literal ${")
+            ConfigError::key(
+                key,
+                "a `${` is not closed",
+                "write ${NAME}, or $${ for a literal ${",
+            )
         })?;
         let name = &from[2..end];
         let value = environment.get(name).ok_or_else(|| {
@@ -60,7 +64,10 @@ pub(super) fn overrides(
         let path = path.to_ascii_lowercase();
         let parts: Vec<&str> = path.split("__").collect();
         if !file.set(&parts, value) {
-            return Err(ConfigError::unknown_key(&parts.join("."), &format!("from {name}")));
+            return Err(ConfigError::unknown_key(
+                &parts.join("."),
+                &format!("from {name}"),
+            ));
         }
     }
     Ok(())

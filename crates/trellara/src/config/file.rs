@@ -20,6 +20,7 @@ pub(crate) trait Node: Default {
     /// Puts `value` at `path`; false when there is no such key.
     fn set(&mut self, path: &[&str], value: &str) -> bool;
     /// Lists the keys below, each behind `prefix`.
+    #[cfg(test)]
     fn keys(prefix: &str, keys: &mut Vec<String>);
     /// Shows each written scalar with its key.
     fn visit<E>(
@@ -35,6 +36,7 @@ impl Node for Written {
         path.is_empty()
     }
 
+    #[cfg(test)]
     fn keys(prefix: &str, keys: &mut Vec<String>) {
         keys.push(prefix.to_owned());
     }
@@ -50,11 +52,15 @@ impl Node for Written {
 
 impl Node for WrittenList {
     fn set(&mut self, path: &[&str], value: &str) -> bool {
-        let parts = value.split(',').map(str::trim).filter(|part| !part.is_empty());
+        let parts = value
+            .split(',')
+            .map(str::trim)
+            .filter(|part| !part.is_empty());
         self.0 = parts.map(|part| Written(part.to_owned())).collect();
         path.is_empty()
     }
 
+    #[cfg(test)]
     fn keys(prefix: &str, keys: &mut Vec<String>) {
         keys.push(prefix.to_owned());
     }
@@ -64,7 +70,9 @@ impl Node for WrittenList {
         key: &str,
         each: &mut dyn FnMut(&str, &mut String) -> Result<(), E>,
     ) -> Result<(), E> {
-        self.0.iter_mut().try_for_each(|written| each(key, &mut written.0))
+        self.0
+            .iter_mut()
+            .try_for_each(|written| each(key, &mut written.0))
     }
 }
 
@@ -91,6 +99,7 @@ macro_rules! section {
                 }
             }
 
+            #[cfg(test)]
             fn keys(prefix: &str, keys: &mut Vec<String>) {
                 $(<$kind as Node>::keys(&join(prefix, stringify!($field)), keys);)*
             }

@@ -20,9 +20,7 @@ use secrecy::SecretString;
 
 pub(crate) use defaults::*;
 pub(crate) use keys::{Available, KEYS, Key};
-pub(crate) use resolve::{
-    AcknowledgeSetting, BrokerSetting, Config, Listen, OnHalt,
-};
+pub(crate) use resolve::{AcknowledgeSetting, BrokerSetting, Config, Listen, OnHalt};
 
 pub(crate) use quantity::duration;
 
@@ -45,11 +43,19 @@ pub(crate) struct ConfigErrors(pub(crate) Vec<ConfigError>);
 
 impl ConfigError {
     fn key(key: &str, reason: impl Into<String>, hint: impl Into<String>) -> Self {
-        Self { key: Some(key.to_owned()), reason: reason.into(), hint: hint.into() }
+        Self {
+            key: Some(key.to_owned()),
+            reason: reason.into(),
+            hint: hint.into(),
+        }
     }
 
     fn file(reason: impl Into<String>, hint: impl Into<String>) -> Self {
-        Self { key: None, reason: reason.into(), hint: hint.into() }
+        Self {
+            key: None,
+            reason: reason.into(),
+            hint: hint.into(),
+        }
     }
 
     fn unknown_key(key: &str, origin: &str) -> Self {
@@ -142,24 +148,46 @@ fn without_secrets(message: &str) -> String {
         let holds_one = lower.contains("://") && lower.contains('@') || lower.contains("password");
         match line.split_once(':') {
             Some((before, _)) if holds_one && line.contains('|') => format!("{before}: (hidden)"),
-            _ if holds_one && line.contains("://") => "(a line with a connection string)".to_owned(),
+            _ if holds_one && line.contains("://") => {
+                "(a line with a connection string)".to_owned()
+            }
             _ => line.to_owned(),
         }
     };
-    message.lines().map(hide_line).collect::<Vec<_>>().join("\n")
+    message
+        .lines()
+        .map(hide_line)
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 fn read_secrets(file: &FileConfig) -> Result<SecretFiles, ConfigErrors> {
-    let read = |key: &str, path: Option<&file::Written>| -> Result<Option<SecretString>, ConfigError> {
-        let Some(path) = path else { return Ok(None) };
-        let text = std::fs::read_to_string(&path.0).map_err(|error| {
-            ConfigError::key(key, format!("cannot read {}: {error}", path.0), "check path and rights")
-        })?;
-        Ok(Some(SecretString::from(text.trim_end_matches(['\r', '\n']).to_owned())))
-    };
-    let source = file.source.as_ref().and_then(|section| section.password_file.as_ref());
-    let target = file.target.as_ref().and_then(|section| section.password_file.as_ref());
-    let nats = file.nats.as_ref().and_then(|section| section.password_file.as_ref());
+    let read =
+        |key: &str, path: Option<&file::Written>| -> Result<Option<SecretString>, ConfigError> {
+            let Some(path) = path else { return Ok(None) };
+            let text = std::fs::read_to_string(&path.0).map_err(|error| {
+                ConfigError::key(
+                    key,
+                    format!("cannot read {}: {error}", path.0),
+                    "check path and rights",
+                )
+            })?;
+            Ok(Some(SecretString::from(
+                text.trim_end_matches(['\r', '\n']).to_owned(),
+            )))
+        };
+    let source = file
+        .source
+        .as_ref()
+        .and_then(|section| section.password_file.as_ref());
+    let target = file
+        .target
+        .as_ref()
+        .and_then(|section| section.password_file.as_ref());
+    let nats = file
+        .nats
+        .as_ref()
+        .and_then(|section| section.password_file.as_ref());
     Ok(SecretFiles {
         source: read("source.password_file", source)?,
         target: read("target.password_file", target)?,

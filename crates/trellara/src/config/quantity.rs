@@ -40,11 +40,18 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
         return Err(invalid());
     }
     while !rest.is_empty() {
-        let digits = rest.find(|c: char| c.is_ascii_alphabetic()).ok_or_else(invalid)?;
+        let digits = rest
+            .find(|c: char| c.is_ascii_alphabetic())
+            .ok_or_else(invalid)?;
         let (number, tail) = rest.split_at(digits);
-        let letters = tail.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(tail.len());
+        let letters = tail
+            .find(|c: char| !c.is_ascii_alphabetic())
+            .unwrap_or(tail.len());
         let (unit, next) = tail.split_at(letters);
-        let (_, factor) = UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(invalid)?;
+        let (_, factor) = UNITS
+            .iter()
+            .find(|(name, _)| *name == unit)
+            .ok_or_else(invalid)?;
         let part = scaled(number, *factor).ok_or_else(invalid)?;
         total = total.checked_add(part).ok_or_else(invalid)?;
         rest = next;
@@ -73,7 +80,15 @@ mod tests {
         assert_eq!(bytes("64MiB"), Ok(64 << 20));
         assert_eq!(bytes("1.5 GiB"), Ok(3 << 29));
         assert_eq!(bytes("10GB"), Ok(10_000_000_000));
-        for wrong in ["64", "MiB", "-1MiB", "1.2345MiB", "64 MB MB", "99999999TiB", ""] {
+        for wrong in [
+            "64",
+            "MiB",
+            "-1MiB",
+            "1.2345MiB",
+            "64 MB MB",
+            "99999999TiB",
+            "",
+        ] {
             assert!(bytes(wrong).is_err(), "{wrong:?}");
         }
     }

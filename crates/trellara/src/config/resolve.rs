@@ -11,7 +11,9 @@ use trellara_envelope::FlowName;
 use trellara_jetstream::{Credentials, NatsOptions, TlsOptions};
 use trellara_postgres::{ConnectOptions, Environment};
 
-use super::file::{FileConfig, NatsSection, Node, SourceSection, TargetSection, Written, WrittenList};
+use super::file::{
+    FileConfig, NatsSection, Node, SourceSection, TargetSection, Written, WrittenList,
+};
 use super::{
     Available, BATCH_BYTES, ConfigError, ConfigErrors, EnvironmentMap, HISTORY_AGE, HISTORY_BYTES,
     KEYS, REPLICAS, SHUTDOWN_GRACE, SHUTDOWN_TIMEOUT, STALL_TIMEOUT, SecretFiles, quantity,
@@ -131,10 +133,19 @@ impl Problems {
         default: T,
         parse: impl FnOnce(&str) -> Result<T, String>,
     ) -> T {
-        let Some(written) = written else { return default };
+        let Some(written) = written else {
+            return default;
+        };
         parse(written.0.trim()).unwrap_or_else(|reason| {
-            let about = KEYS.iter().find(|known| known.path == key).map(|known| known.form);
-            self.add(key, reason, format!("the form is: {}", about.unwrap_or("see the example file")));
+            let about = KEYS
+                .iter()
+                .find(|known| known.path == key)
+                .map(|known| known.form);
+            self.add(
+                key,
+                reason,
+                format!("the form is: {}", about.unwrap_or("see the example file")),
+            );
             default
         })
     }
@@ -159,19 +170,34 @@ pub(super) fn resolve(
     let mut problems = Problems(Vec::new());
     refuse_later_keys(file, &mut problems);
     let flow = flow(file, &mut problems);
-    let none = (SourceSection::default(), TargetSection::default(), NatsSection::default());
+    let none = (
+        SourceSection::default(),
+        TargetSection::default(),
+        NatsSection::default(),
+    );
     let source = file.source.as_ref().unwrap_or(&none.0);
     let target = file.target.as_ref().unwrap_or(&none.1);
     let nats = file.nats.as_ref().unwrap_or(&none.2);
     let libpq = Environment::from_map(environment.clone());
-    let source_connect =
-        connect("source.url", source.url.as_ref(), secrets.source, &libpq, &mut problems);
-    let target_connect =
-        connect("target.url", target.url.as_ref(), secrets.target, &libpq, &mut problems);
-    let source = source_connect.map(|connect| resolve_source(&flow, source, connect, &mut problems));
+    let source_connect = connect(
+        "source.url",
+        source.url.as_ref(),
+        secrets.source,
+        &libpq,
+        &mut problems,
+    );
+    let target_connect = connect(
+        "target.url",
+        target.url.as_ref(),
+        secrets.target,
+        &libpq,
+        &mut problems,
+    );
+    let source = resolve_source(&flow, source, source_connect, &mut problems);
     let nats = resolve_nats(&flow, nats, environment, secrets.nats, &mut problems);
     let process = resolve_process(file, &mut problems);
-    let (Some(source), Some(connect), true) = (source, target_connect, problems.0.is_empty()) else {
+    let (Some(source), Some(connect), true) = (source, target_connect, problems.0.is_empty())
+    else {
         return Err(ConfigErrors(problems.0));
     };
     Ok(Config {
@@ -246,48 +272,51 @@ fn connect(
 fn resolve_source(
     flow: &FlowName,
     section: &SourceSection,
-    connect: ConnectOptions,
+    connect: Option<ConnectOptions>,
     problems: &mut Problems,
-) -> Source {
+) -> Option<Source> {
     let tables = list(section.tables.as_ref());
     if tables.is_empty() && section.publication.is_none() {
         let hint = "list tables, for example [public.*], or name a publication that exists";
         problems.add("source.tables", "is missing", hint);
     }
-    Source {
-        connect,
-        tables,
-        publication: named("source.publication", section.publication.as_ref(), flow, problems),
-        slot: slot(section, flow, problems),
-        acknowledge: problems.parsed(
-            "source.acknowledge",
-            section.acknowledge.as_ref(),
-            AcknowledgeSetting::Auto,
-            |text| {
-                choose(text, &[
+    let publication = named(
+        "source.publication",
+        section.publication.as_ref(),
+        flow,
+        problems,
+    );
+    let slot = slot(section, flow, problems);
+    let acknowledge = problems.parsed(
+        "source.acknowledge",
+        section.acknowledge.as_ref(),
+        AcknowledgeSetting::Auto,
+        |text| {
+            choose(
+                text,
+                &[
                     ("auto", AcknowledgeSetting::Auto),
                     ("published", AcknowledgeSetting::Published),
                     ("applied", AcknowledgeSetting::Applied),
-                ])
-            },
-        ),
+                ],
+            )
+        },
+    );
+    let grace = section.shutdown_grace.as_ref();
+    let shutdown_grace = time(problems, "source.shutdown_grace", grace, SHUTDOWN_GRACE);
+    Some(Source {
+        connect: connect?,
+        tables,
+        publication,
+        slot,
+        acknowledge,
         insert_only: list(section.insert_only.as_ref()),
-        shutdown_grace: time(
-            problems,
-            "source.shutdown_grace",
-            section.shutdown_grace.as_ref(),
-            SHUTDOWN_GRACE,
-        ),
-    }
+        shutdown_grace,
+    })
 }
 
 /// PostgreSQL cuts longer identifiers silently, which would make two flows share one object.
-fn named(
-    key: &str,
-    written: Option<&Written>,
-    flow: &FlowName,
-    problems: &mut Problems,
-) -> String {
+fn named(key: &str, written: Option<&Written>, flow: &FlowName, problems: &mut Problems) -> String {
     problems.parsed(key, written, flow.slot(), |text| match text.len() {
         1..=63 => Ok(text.to_owned()),
         length => Err(format!("a name has 1 to 63 bytes, this one {length}")),
@@ -328,19 +357,31 @@ fn resolve_nats(
         max_bytes,
         open_bytes,
         history: problems.parsed("nats.history", section.history.as_ref(), HISTORY, history),
-        replicas: problems.parsed("nats.replicas", section.replicas.as_ref(), REPLICAS, |text| {
-            choose(text, &[("1", 1), ("2", 2), ("3", 3), ("4", 4), ("5", 5)])
-        }),
+        replicas: problems.parsed(
+            "nats.replicas",
+            section.replicas.as_ref(),
+            REPLICAS,
+            |text| choose(text, &[("1", 1), ("2", 2), ("3", 3), ("4", 4), ("5", 5)]),
+        ),
         durable: problems.parsed("nats.durable", section.durable.as_ref(), false, boolean),
-        monitor_url: section.monitor_url.as_ref().map(|written| written.0.trim().to_owned()),
+        monitor_url: section
+            .monitor_url
+            .as_ref()
+            .map(|written| written.0.trim().to_owned()),
     }
 }
 
-const HISTORY: History = History { age: HISTORY_AGE, bytes: HISTORY_BYTES };
+const HISTORY: History = History {
+    age: HISTORY_AGE,
+    bytes: HISTORY_BYTES,
+};
 
 /// `1h`, `1GiB` or both, parted by `or` or a comma.
 fn history(text: &str) -> Result<History, String> {
-    let mut history = History { age: Duration::MAX, bytes: u64::MAX };
+    let mut history = History {
+        age: Duration::MAX,
+        bytes: u64::MAX,
+    };
     for part in text.split(" or ").flat_map(|part| part.split(',')) {
         match (quantity::duration(part), quantity::bytes(part)) {
             (Ok(age), _) => history.age = age,
@@ -358,10 +399,14 @@ fn broker(
     password: Option<SecretString>,
     problems: &mut Problems,
 ) -> BrokerSetting {
-    let path = |written: &Option<Written>| written.as_ref().map(|written| PathBuf::from(&written.0));
+    let path =
+        |written: &Option<Written>| written.as_ref().map(|written| PathBuf::from(&written.0));
     let Some(url) = section.url.as_ref().map(|url| url.0.trim().to_owned()) else {
         let store_dir = path(&section.store_dir).unwrap_or_else(|| state_dir(flow, environment));
-        return BrokerSetting::Embedded { server: path(&section.server), store_dir };
+        return BrokerSetting::Embedded {
+            server: path(&section.server),
+            store_dir,
+        };
     };
     if section.tls_cert.is_some() != section.tls_key.is_some() {
         let hint = "a client certificate needs both nats.tls_cert and nats.tls_key";
@@ -370,7 +415,11 @@ fn broker(
     let credentials = match (path(&section.credentials_file), password) {
         (Some(_), Some(_)) => {
             let hint = "keep nats.credentials_file or nats.password_file, not both";
-            problems.add("nats.credentials_file", "contradicts nats.password_file", hint);
+            problems.add(
+                "nats.credentials_file",
+                "contradicts nats.password_file",
+                hint,
+            );
             Credentials::None
         }
         (Some(file), None) => Credentials::CredentialsFile(file),
@@ -435,7 +484,12 @@ fn resolve_process(file: &FileConfig, problems: &mut Problems) -> Process {
             "apply.role_replica",
             apply.and_then(|apply| apply.role_replica.as_ref()),
             None,
-            |text| choose(text, &[("auto", None), ("true", Some(true)), ("false", Some(false))]),
+            |text| {
+                choose(
+                    text,
+                    &[("auto", None), ("true", Some(true)), ("false", Some(false))],
+                )
+            },
         ),
         stall_timeout: time(problems, "stall_timeout", stall, STALL_TIMEOUT),
         shutdown_timeout: time(problems, "shutdown_timeout", shutdown, SHUTDOWN_TIMEOUT),
@@ -449,15 +503,17 @@ fn listen(file: &FileConfig, problems: &mut Problems) -> Listen {
     let written = file.ops.as_ref().and_then(|ops| ops.listen.as_ref());
     problems.parsed("ops.listen", written, Listen::Default, |text| match text {
         "off" => Ok(Listen::Off),
-        _ => text
-            .parse()
-            .map(Listen::Address)
-            .map_err(|_| format!("not an address with its port (such as 127.0.0.1:9464): {text:?}")),
+        _ => text.parse().map(Listen::Address).map_err(|_| {
+            format!("not an address with its port (such as 127.0.0.1:9464): {text:?}")
+        }),
     })
 }
 
 fn backfill_mode(file: &FileConfig, problems: &mut Problems) -> bool {
-    let written = file.backfill.as_ref().and_then(|backfill| backfill.mode.as_ref());
+    let written = file
+        .backfill
+        .as_ref()
+        .and_then(|backfill| backfill.mode.as_ref());
     problems.parsed("backfill.mode", written, false, |text| match text {
         "none" => Ok(true),
         _ => Err(format!("{text:?} is not available yet")),
@@ -473,7 +529,11 @@ fn time(
     problems.parsed(key, written, default, |text| {
         let time = quantity::duration(text)?;
         let sensible = Duration::from_millis(100)..=Duration::from_secs(86_400);
-        if sensible.contains(&time) { Ok(time) } else { Err(format!("not within 100ms and 1d: {text:?}")) }
+        if sensible.contains(&time) {
+            Ok(time)
+        } else {
+            Err(format!("not within 100ms and 1d: {text:?}"))
+        }
     })
 }
 
@@ -499,5 +559,9 @@ fn boolean(text: &str) -> Result<bool, String> {
 
 fn list(written: Option<&WrittenList>) -> Vec<String> {
     let parts = written.map(|list| list.0.as_slice()).unwrap_or_default();
-    parts.iter().map(|part| part.0.trim().to_owned()).filter(|part| !part.is_empty()).collect()
+    parts
+        .iter()
+        .map(|part| part.0.trim().to_owned())
+        .filter(|part| !part.is_empty())
+        .collect()
 }

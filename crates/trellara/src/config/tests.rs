@@ -12,7 +12,8 @@ target: {url: \"postgresql://trellara_apply@db2/shop\"}
 fn environment(variables: &[(&str, &str)]) -> EnvironmentMap {
     let home = [("HOME", "/home/trellara"), ("USER", "trellara")];
     let all = home.iter().chain(variables);
-    all.map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    all.map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+        .collect()
 }
 
 fn resolved(text: &str, variables: &[(&str, &str)]) -> Result<Config, ConfigErrors> {
@@ -25,7 +26,10 @@ fn resolved(text: &str, variables: &[(&str, &str)]) -> Result<Config, ConfigErro
 #[track_caller]
 fn refused(text: &str, variables: &[(&str, &str)]) -> String {
     let errors = resolved(text, variables).expect_err("must be refused");
-    let lines = errors.0.iter().map(|error| format!("{error}\nhint: {}", error.hint));
+    let lines = errors
+        .0
+        .iter()
+        .map(|error| format!("{error}\nhint: {}", error.hint));
     lines.collect::<Vec<_>>().join("\n")
 }
 
@@ -33,12 +37,24 @@ fn refused(text: &str, variables: &[(&str, &str)]) -> String {
 fn example_uncommented() -> String {
     let keys: BTreeSet<&str> = KEYS.iter().flat_map(|key| key.path.split('.')).collect();
     let uncomment = |line: &str| {
-        let Some((indent, rest)) = line.split_once("# ") else { return line.to_owned() };
+        let Some((indent, rest)) = line.split_once("# ") else {
+            return line.to_owned();
+        };
         let blank = indent.trim().is_empty();
         let key = rest.trim_start().split_once(':').map_or("", |(key, _)| key);
-        if blank && keys.contains(key) { format!("{indent}{rest}") } else { line.to_owned() }
+        if blank && keys.contains(key) {
+            format!("{indent}{rest}")
+        } else {
+            line.to_owned()
+        }
     };
-    EXAMPLE.lines().map(uncomment).collect::<Vec<_>>().join("\n")
+    // The head of the file quotes the smallest example.
+    let begin = EXAMPLE.find("\nflow:").expect("the first key");
+    EXAMPLE[begin..]
+        .lines()
+        .map(uncomment)
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 fn values(file: &mut FileConfig) -> BTreeMap<String, Vec<String>> {
@@ -67,7 +83,11 @@ fn the_example_shows_every_key_with_its_default() {
         let shown = values.get(key.path).map(|values| values.join(","));
         match key.default {
             // An empty list has no scalar to show.
-            Some("") => assert!(EXAMPLE.contains(&format!("{}: []", last(key.path))), "{}", key.path),
+            Some("") => assert!(
+                EXAMPLE.contains(&format!("{}: []", last(key.path))),
+                "{}",
+                key.path
+            ),
             Some(default) => assert_eq!(shown.as_deref(), Some(default), "{}", key.path),
             None => assert!(shown.is_some(), "{} is not in the example", key.path),
         }
@@ -88,9 +108,15 @@ fn the_documented_defaults_are_the_defaults_of_the_code() {
 #[test]
 fn keys_of_later_issues_are_refused_unless_they_say_the_default() {
     for key in KEYS.iter().filter(|key| key.available == Available::Later) {
-        let name = format!("TRELLARA__{}", key.path.replace('.', "__").to_ascii_uppercase());
+        let name = format!(
+            "TRELLARA__{}",
+            key.path.replace('.', "__").to_ascii_uppercase()
+        );
         let text = refused(SMALLEST, &[(&name, "something-else")]);
-        assert!(text.contains(key.path) && text.contains("not available yet"), "{text}");
+        assert!(
+            text.contains(key.path) && text.contains("not available yet"),
+            "{text}"
+        );
         if let Some(default) = key.default.filter(|default| !default.is_empty()) {
             resolved(SMALLEST, &[(&name, default)]).expect("its default is harmless");
         }
@@ -100,15 +126,28 @@ fn keys_of_later_issues_are_refused_unless_they_say_the_default() {
 #[test]
 fn an_unknown_key_is_named_with_the_nearest_one() {
     let text = refused("flow: shop\nsource: {tabels: [public.*]}\n", &[]);
-    assert!(text.contains("tabels") && text.contains("did you mean source.tables"), "{text}");
+    assert!(
+        text.contains("tabels") && text.contains("did you mean source.tables"),
+        "{text}"
+    );
     let text = refused(SMALLEST, &[("TRELLARA__SOURCE__TABELS", "public.*")]);
-    assert!(text.contains("source.tabels") && text.contains("did you mean source.tables"), "{text}");
+    assert!(
+        text.contains("source.tabels") && text.contains("did you mean source.tables"),
+        "{text}"
+    );
 }
 
 #[test]
 fn all_errors_come_in_one_run() {
     let text = refused("flow: Shop\nstall_timeout: 30\nnats: {replicas: 9}\n", &[]);
-    for key in ["flow:", "source.url:", "source.tables:", "target.url:", "stall_timeout:", "nats.replicas:"] {
+    for key in [
+        "flow:",
+        "source.url:",
+        "source.tables:",
+        "target.url:",
+        "stall_timeout:",
+        "nats.replicas:",
+    ] {
         assert!(text.contains(key), "{key} missing in {text}");
     }
 }
@@ -116,12 +155,24 @@ fn all_errors_come_in_one_run() {
 #[test]
 fn variables_and_overrides_replace_values() {
     let text = SMALLEST.replace("trellara_apply", "${APPLY_USER}");
-    let config = resolved(&text, &[("APPLY_USER", "somebody"), ("TRELLARA__SHUTDOWN_TIMEOUT", "7s")])
-        .expect("resolves");
+    let config = resolved(
+        &text,
+        &[
+            ("APPLY_USER", "somebody"),
+            ("TRELLARA__SHUTDOWN_TIMEOUT", "7s"),
+        ],
+    )
+    .expect("resolves");
     assert_eq!(config.target.connect.user(), "somebody");
-    assert_eq!(config.process.shutdown_timeout, std::time::Duration::from_secs(7));
+    assert_eq!(
+        config.process.shutdown_timeout,
+        std::time::Duration::from_secs(7)
+    );
     let text = refused(&text, &[]);
-    assert!(text.contains("target.url") && text.contains("APPLY_USER"), "{text}");
+    assert!(
+        text.contains("target.url") && text.contains("APPLY_USER"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -131,8 +182,12 @@ fn no_secret_is_shown_by_errors_or_debug() {
     assert!(!text.contains("s3cret"), "{text}");
     let block = "flow: shop\nsource:\n  url: postgresql://a:s3cret@db/x\n  tabels: [a.b]\n";
     let text = refused(block, &[]);
-    assert!(!text.contains("s3cret") && text.contains("tabels"), "{text}");
-    let right = SMALLEST.replace("capture@", "capture:s3cret@") + "nats: {url: \"nats://u:s3cret@h:4222\"}\n";
+    assert!(
+        !text.contains("s3cret") && text.contains("tabels"),
+        "{text}"
+    );
+    let right = SMALLEST.replace("capture@", "capture:s3cret@")
+        + "nats: {url: \"nats://u:s3cret@h:4222\"}\n";
     let config = resolved(&right, &[]).expect("resolves");
     assert!(!format!("{config:?}").contains("s3cret"));
 }
@@ -143,7 +198,11 @@ fn an_embedded_broker_is_the_default_and_keeps_its_state_per_flow() {
     let BrokerSetting::Embedded { store_dir, .. } = config.nats.broker else {
         panic!("expected the embedded broker");
     };
-    assert_eq!(store_dir, Path::new("/home/trellara/.local/state/trellara/shop"));
-    let config = resolved(SMALLEST, &[("TRELLARA__NATS__URL", "nats://broker:4222")]).expect("resolves");
+    assert_eq!(
+        store_dir,
+        Path::new("/home/trellara/.local/state/trellara/shop")
+    );
+    let config =
+        resolved(SMALLEST, &[("TRELLARA__NATS__URL", "nats://broker:4222")]).expect("resolves");
     assert!(matches!(config.nats.broker, BrokerSetting::External(_)));
 }

@@ -22,7 +22,11 @@ struct Endpoint {
 /// Serves until the process ends. A taken port is named and never stops a daemon: moving
 /// transactions matters more than being watched.
 pub(super) async fn start(address: SocketAddr, health: Arc<Health>) {
-    let endpoint = Endpoint { health, metrics: Metrics::start(), states: Arc::default() };
+    let endpoint = Endpoint {
+        health,
+        metrics: Metrics::start(),
+        states: Arc::default(),
+    };
     let listener = match tokio::net::TcpListener::bind(address).await {
         Ok(listener) => listener,
         Err(error) => {
@@ -46,9 +50,16 @@ pub(super) async fn start(address: SocketAddr, health: Arc<Health>) {
 
 async fn metrics(State(endpoint): State<Endpoint>) -> Response {
     let Some(metrics) = &endpoint.metrics else {
-        return (StatusCode::SERVICE_UNAVAILABLE, "another recorder is installed\n").into_response();
+        return (
+            StatusCode::SERVICE_UNAVAILABLE,
+            "another recorder is installed\n",
+        )
+            .into_response();
     };
-    let mut states = endpoint.states.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut states = endpoint
+        .states
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
     let text = metrics.render(&endpoint.health.reports(), &mut states);
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response()
 }
@@ -61,6 +72,14 @@ async fn status(State(endpoint): State<Endpoint>) -> Response {
 async fn ready(State(endpoint): State<Endpoint>) -> Response {
     let reports = endpoint.health.reports();
     let failing: Vec<_> = reports.iter().filter(|report| !report.ready).collect();
-    let code = if failing.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    (code, Json(serde_json::json!({"ready": failing.is_empty(), "failing": failing}))).into_response()
+    let code = if failing.is_empty() {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    };
+    (
+        code,
+        Json(serde_json::json!({"ready": failing.is_empty(), "failing": failing})),
+    )
+        .into_response()
 }

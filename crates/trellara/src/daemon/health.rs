@@ -27,8 +27,18 @@ struct Seen {
 impl Health {
     pub(super) fn new(components: Arc<[Component]>, stall_timeout: Duration) -> Self {
         let now = Instant::now();
-        let seen = components.iter().map(|_| Seen { mark: String::new(), since: now }).collect();
-        Self { components, stall_timeout, seen: Mutex::new(seen) }
+        let seen = components
+            .iter()
+            .map(|_| Seen {
+                mark: String::new(),
+                since: now,
+            })
+            .collect();
+        Self {
+            components,
+            stall_timeout,
+            seen: Mutex::new(seen),
+        }
     }
 
     /// Looks at the components until cancelled.
@@ -47,7 +57,9 @@ impl Health {
     pub(crate) fn reports(&self) -> Vec<DaemonReport> {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let pairs = self.components.iter().zip(seen.iter_mut());
-        pairs.map(|(component, seen)| self.look(component, seen)).collect()
+        pairs
+            .map(|(component, seen)| self.look(component, seen))
+            .collect()
     }
 
     /// The whole process for `/status`.
@@ -63,16 +75,26 @@ impl Health {
         let mut report = (component.report)();
         let mark = format!(
             "{:?} {:?} {} {} {}",
-            report.lsn_published, report.lsn_applied, report.stream_sequence, report.state, report.incarnation
+            report.lsn_published,
+            report.lsn_applied,
+            report.stream_sequence,
+            report.state,
+            report.incarnation
         );
         if mark != seen.mark || !has_something_to_do(&report) {
-            *seen = Seen { mark, since: Instant::now() };
+            *seen = Seen {
+                mark,
+                since: Instant::now(),
+            };
         }
         let stalled = seen.since.elapsed();
         if stalled >= self.stall_timeout {
             report.ready = false;
             let seconds = stalled.as_secs();
-            let waiting = report.reason.take().map_or(String::new(), |reason| format!(": {reason}"));
+            let waiting = report
+                .reason
+                .take()
+                .map_or(String::new(), |reason| format!(": {reason}"));
             report.reason = Some(format!("no progress for {seconds} s{waiting}"));
         }
         report
@@ -83,7 +105,10 @@ impl Health {
 /// frames should.
 fn has_something_to_do(report: &DaemonReport) -> bool {
     match report.state.as_str() {
-        "streaming" => report.details.get("window_bytes").is_some_and(|bytes| bytes != "0"),
+        "streaming" => report
+            .details
+            .get("window_bytes")
+            .is_some_and(|bytes| bytes != "0"),
         "running" | "standby" | "stopped" => false,
         _ => true,
     }

@@ -54,7 +54,10 @@ pub(crate) async fn serve(
 ) -> Result<Exit, Failure> {
     let cancel = CancellationToken::new();
     let components: Arc<[Component]> = components.into();
-    let health = Arc::new(Health::new(components.clone(), config.process.stall_timeout));
+    let health = Arc::new(Health::new(
+        components.clone(),
+        config.process.stall_timeout,
+    ));
     let watch = tokio::spawn(Health::watch(health.clone(), cancel.clone()));
     let endpoint = match config.process.listen {
         Listen::Off => None,

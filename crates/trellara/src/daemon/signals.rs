@@ -11,7 +11,8 @@ pub(super) struct Signals {
 
 impl Signals {
     pub(super) fn new() -> Result<Self, Failure> {
-        let listen = |kind| signal(kind).map_err(|error| Failure::from_error(Exit::Unexpected, &error));
+        let listen =
+            |kind| signal(kind).map_err(|error| Failure::from_error(Exit::Unexpected, &error));
         Ok(Self {
             terminate: listen(SignalKind::terminate())?,
             interrupt: listen(SignalKind::interrupt())?,

@@ -23,12 +23,6 @@ pub(super) struct Kills {
     pub(super) broker: u32,
 }
 
-impl Kills {
-    pub(super) fn total(self) -> u32 {
-        self.relay + self.applier + self.broker
-    }
-}
-
 /// Lets the workload run for `length` and kills relay, applier and broker in turn.
 pub(super) async fn kill_in_turn(
     place: &Place,

@@ -21,14 +21,23 @@ pub(super) struct Daemon {
 impl Daemon {
     pub(super) fn start(verb: &'static str, config: &Path, folder: &Path) -> Result<Self, Failure> {
         let log = folder.join(format!("{verb}.log"));
-        let mut daemon = Self { verb, config: config.to_owned(), log, child: None, kills: 0 };
+        let mut daemon = Self {
+            verb,
+            config: config.to_owned(),
+            log,
+            child: None,
+            kills: 0,
+        };
         daemon.start_again()?;
         Ok(daemon)
     }
 
     pub(super) fn start_again(&mut self) -> Result<(), Failure> {
         let unexpected = |error: std::io::Error| Failure::from_error(Exit::Unexpected, &error);
-        let log = std::fs::OpenOptions::new().create(true).append(true).open(&self.log);
+        let log = std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&self.log);
         let mut command = program(&self.config)?;
         command
             .arg(self.verb)
@@ -63,17 +72,29 @@ impl Daemon {
     /// SIGTERM, and waits for the end.
     pub(super) async fn stop(&mut self) -> Result<(), Failure> {
         self.check_alive()?;
-        let Some(mut child) = self.child.take() else { return Ok(()) };
+        let Some(mut child) = self.child.take() else {
+            return Ok(());
+        };
         if let Some(pid) = pid(&child) {
             let _ = kill(pid, Signal::SIGTERM);
         }
-        let ended = child.wait().await.map_err(|error| Failure::from_error(Exit::Unexpected, &error))?;
-        if ended.success() { Ok(()) } else { Err(self.failure(&format!("ended with {ended}"))) }
+        let ended = child
+            .wait()
+            .await
+            .map_err(|error| Failure::from_error(Exit::Unexpected, &error))?;
+        if ended.success() {
+            Ok(())
+        } else {
+            Err(self.failure(&format!("ended with {ended}")))
+        }
     }
 
     /// A daemon that ended by itself ends the demo, with what it said.
     pub(super) fn check_alive(&mut self) -> Result<(), Failure> {
-        let ended = self.child.as_mut().and_then(|child| child.try_wait().ok().flatten());
+        let ended = self
+            .child
+            .as_mut()
+            .and_then(|child| child.try_wait().ok().flatten());
         match ended {
             None => Ok(()),
             Some(status) => Err(self.failure(&format!("ended by itself ({status})"))),
@@ -84,7 +105,11 @@ impl Daemon {
         let log = std::fs::read_to_string(&self.log).unwrap_or_default();
         let lines: Vec<&str> = log.lines().collect();
         let end = lines[lines.len().saturating_sub(15)..].join("\n    ");
-        Failure::new(Exit::Unexpected, format!("{} {what}; the end of its log:\n    {end}", self.verb), "")
+        Failure::new(
+            Exit::Unexpected,
+            format!("{} {what}; the end of its log:\n    {end}", self.verb),
+            "",
+        )
     }
 }
 
@@ -97,12 +122,16 @@ impl Drop for Daemon {
 }
 
 fn pid(child: &Child) -> Option<Pid> {
-    child.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw)
+    child
+        .id()
+        .and_then(|id| i32::try_from(id).ok())
+        .map(Pid::from_raw)
 }
 
 /// This very program with that file, and with nothing of our own configuration.
 fn program(config: &Path) -> Result<Command, Failure> {
-    let program = std::env::current_exe().map_err(|error| Failure::from_error(Exit::Unexpected, &error))?;
+    let program =
+        std::env::current_exe().map_err(|error| Failure::from_error(Exit::Unexpected, &error))?;
     let mut command = Command::new(program);
     command.arg("--config").arg(config).kill_on_drop(true);
     let ours = std::env::vars_os().map(|(name, _)| name);
@@ -124,6 +153,11 @@ pub(super) async fn run_to_end(config: &Path, arguments: &[&str]) -> Result<(), 
         return Ok(());
     }
     let said = String::from_utf8_lossy(&output.stderr);
-    let reason = format!("`trellara {}` ended with {}: {}", arguments.join(" "), output.status, said.trim());
+    let reason = format!(
+        "`trellara {}` ended with {}: {}",
+        arguments.join(" "),
+        output.status,
+        said.trim()
+    );
     Err(Failure::new(Exit::Unexpected, reason, ""))
 }

@@ -33,12 +33,14 @@ pub(super) async fn publish_again(url: &str, flow: &FlowName) -> Result<Repeated
     };
     let broker = Broker::connect(&options).await?;
     let reader = Reader::new(&broker, &flow.stream());
-    let Some(tail) = reader.tail().await? else { return Err(bug("the stream is empty")) };
+    let Some(tail) = reader.tail().await? else {
+        return Err(bug("the stream is empty"));
+    };
     let tail_frame = decode(&tail.payload)?;
     let bundles = last_bundles(&reader, flow, tail.sequence).await?;
     let marker = last_marker(&reader, flow).await?;
     let mut chain = Chain {
-        publisher: Publisher::new(&broker, &flow.stream()).await?,
+        publisher: Publisher::new(&broker, &flow.stream()),
         last: tail.sequence,
         digest: FrameDigest::of(&tail.payload),
         ordinal: tail_frame.header.ordinal,
@@ -47,7 +49,10 @@ pub(super) async fn publish_again(url: &str, flow: &FlowName) -> Result<Repeated
     let stands_at = tail_frame.header.position;
     let mut opening = tail_frame.clone();
     opening.header.follows = stands_at;
-    opening.body = Body::Marker(Marker { continues_at: stands_at, ..marker });
+    opening.body = Body::Marker(Marker {
+        continues_at: stands_at,
+        ..marker
+    });
     opening.payload = bytes::Bytes::new();
     chain.publish(opening).await?;
     let mut transactions = 0;
@@ -58,13 +63,20 @@ pub(super) async fn publish_again(url: &str, flow: &FlowName) -> Result<Repeated
         chain.publish(bundle.clone()).await?;
     }
     let mut back = tail_frame;
-    back.header.follows = bundles.last().map_or(stands_at, |bundle| bundle.header.position);
+    back.header.follows = bundles
+        .last()
+        .map_or(stands_at, |bundle| bundle.header.position);
     back.header.position = stands_at;
-    back.body = Body::Heartbeat(Heartbeat { source_time: CommitTime(0) });
+    back.body = Body::Heartbeat(Heartbeat {
+        source_time: CommitTime(0),
+    });
     back.payload = bytes::Bytes::new();
     chain.publish(back).await?;
     broker.close().await;
-    Ok(Repeated { frames: bundles.len(), transactions })
+    Ok(Repeated {
+        frames: bundles.len(),
+        transactions,
+    })
 }
 
 /// Where the next frame goes.
@@ -139,5 +151,9 @@ fn decode(payload: &bytes::Bytes) -> Result<Frame, Failure> {
 }
 
 fn bug(what: &str) -> Failure {
-    Failure::new(Exit::Unexpected, format!("cannot make duplicates: {what}"), "")
+    Failure::new(
+        Exit::Unexpected,
+        format!("cannot make duplicates: {what}"),
+        "",
+    )
 }

@@ -55,19 +55,27 @@ pub(super) async fn compare(source_url: &str, target_url: &str) -> Result<Judgem
 async fn rows(session: &Session, table: &str) -> Result<BTreeMap<String, u64>, Failure> {
     let sql = format!("SELECT md5(t::text), count(*) FROM {table} AS t GROUP BY 1");
     let rows = session.client.query(&sql, &[]).await?;
-    Ok(rows.iter().map(|row| (row.get(0), row.get::<_, i64>(1).cast_unsigned())).collect())
+    Ok(rows
+        .iter()
+        .map(|row| (row.get(0), row.get::<_, i64>(1).cast_unsigned()))
+        .collect())
 }
 
 /// How many rows `a` has beyond those of `b`.
 fn surplus(a: &BTreeMap<String, u64>, b: &BTreeMap<String, u64>) -> u64 {
-    a.iter().map(|(hash, count)| count.saturating_sub(b.get(hash).copied().unwrap_or(0))).sum()
+    a.iter()
+        .map(|(hash, count)| count.saturating_sub(b.get(hash).copied().unwrap_or(0)))
+        .sum()
 }
 
 async fn journal(session: &Session) -> Result<BTreeMap<(i32, i64), u64>, Failure> {
     let sql = "SELECT worker, number, count(*) FROM journal GROUP BY 1, 2";
     let rows = session.client.query(sql, &[]).await?;
     let entry = |row: &tokio_postgres::Row| {
-        ((row.get(0), row.get(1)), row.get::<_, i64>(2).cast_unsigned())
+        (
+            (row.get(0), row.get(1)),
+            row.get::<_, i64>(2).cast_unsigned(),
+        )
     };
     Ok(rows.iter().map(entry).collect())
 }

@@ -36,7 +36,11 @@ impl Place {
         for server in [&source, &target] {
             let admin = session(&server.url("postgres")).await?;
             admin.client.batch_execute("CREATE DATABASE shop").await?;
-            session(&server.url("shop")).await?.client.batch_execute(SCHEMA).await?;
+            session(&server.url("shop"))
+                .await?
+                .client
+                .batch_execute(SCHEMA)
+                .await?;
         }
         Ok(Self {
             source_url: source.url("shop"),
@@ -62,7 +66,10 @@ impl Place {
     ) -> Result<PathBuf, Failure> {
         let nats = match broker {
             Some(url) => format!("nats: {{url: {url:?}, durable: true, max_bytes: 2GiB}}"),
-            None => format!("nats: {{store_dir: {:?}, max_bytes: 1GiB}}", self.folder().join("store")),
+            None => format!(
+                "nats: {{store_dir: {:?}, max_bytes: 1GiB}}",
+                self.folder().join("store")
+            ),
         };
         let text = format!(
             "flow: {flow}\nsource: {{url: {:?}, tables: [public.*]}}\ntarget: {{url: {:?}}}\n{nats}\n\
@@ -71,7 +78,12 @@ impl Place {
         );
         let path = self.folder().join(format!("{flow}.yml"));
         let mut options = std::fs::OpenOptions::new();
-        let file = options.write(true).create(true).truncate(true).mode(0o600).open(&path);
+        let file = options
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&path);
         file.and_then(|mut file| std::io::Write::write_all(&mut file, text.as_bytes()))
             .map_err(|error| Failure::from_error(Exit::Unexpected, &error))?;
         Ok(path)
@@ -85,14 +97,17 @@ impl Place {
             broker.kill()?;
             broker.start_again()
         });
-        let restarted = restarted.await.map_err(|panic| Failure::from_error(Exit::Bug, &panic))?;
+        let restarted = restarted
+            .await
+            .map_err(|panic| Failure::from_error(Exit::Bug, &panic))?;
         restarted.map_err(|error| missing(&error))
     }
 }
 
 fn start_servers() -> Result<(PostgresServer, PostgresServer, NatsServer, TempDir), LocalError> {
     let folder = tempfile::Builder::new().prefix("trellara-demo-").tempdir();
-    let folder = folder.map_err(|error| LocalError::Store(format!("no temporary folder: {error}")))?;
+    let folder =
+        folder.map_err(|error| LocalError::Store(format!("no temporary folder: {error}")))?;
     // The configuration files in it hold connection strings.
     let private = std::fs::Permissions::from_mode(0o700);
     std::fs::set_permissions(folder.path(), private)
@@ -101,7 +116,10 @@ fn start_servers() -> Result<(PostgresServer, PostgresServer, NatsServer, TempDi
     let options = PostgresOptions::version(POSTGRES).with("logical_decoding_work_mem", "64kB");
     let source = PostgresServer::start(&options)?;
     let target = PostgresServer::start(&PostgresOptions::version(POSTGRES))?;
-    let broker = NatsServer::start(&NatsOptions { sync_always: true, ..NatsOptions::default() })?;
+    let broker = NatsServer::start(&NatsOptions {
+        sync_always: true,
+        ..NatsOptions::default()
+    })?;
     Ok((source, target, broker, folder))
 }
 

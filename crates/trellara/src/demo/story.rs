@@ -10,10 +10,10 @@ use trellara_envelope::FlowName;
 
 use super::chaos::{Kills, kill_in_turn};
 use super::daemons::{Daemon, run_to_end};
+use super::duplicates;
 use super::judge::{self, Judgement};
 use super::place::Place;
 use super::workload::Workload;
-use super::duplicates;
 use crate::exit::{Exit, Failure};
 use crate::http;
 use crate::output::Output;
@@ -54,7 +54,9 @@ pub(crate) async fn play(plan: &Plan) -> Result<Vec<Verdict>, Failure> {
     let note = |text: &str| plan.output.note(text);
     note("starting two PostgreSQL servers and a nats-server");
     let place = Place::prepare().await?;
-    note("act 1: relay, applier and broker as three processes; each is killed with kill -9 in turn");
+    note(
+        "act 1: relay, applier and broker as three processes; each is killed with kill -9 in turn",
+    );
     let first = three_processes(plan, &place).await?;
     note("act 2: `trellara run` with its own broker, killed whole and started again");
     let second = one_process(plan, &place).await?;
@@ -75,14 +77,22 @@ async fn three_processes(plan: &Plan, place: &Place) -> Result<Verdict, Failure>
 
     let workload = Workload::start(&place.source_url, plan.seed, 0);
     let bar = progress();
-    let kills =
-        kill_in_turn(place, &mut relay, &mut applier, &workload, plan.length, &bar).await;
+    let kills = kill_in_turn(
+        place,
+        &mut relay,
+        &mut applier,
+        &workload,
+        plan.length,
+        &bar,
+    )
+    .await;
     bar.finish_and_clear();
     let mut kills = kills?;
     workload.stop().await?;
     catch_up(&config, [&mut relay, &mut applier]).await?;
 
-    plan.output.note("publishing a stored range again, as a new incarnation would");
+    plan.output
+        .note("publishing a stored range again, as a new incarnation would");
     relay.kill().await?;
     kills.relay += 1;
     let flow = FlowName::from_str(FLOW).map_err(|error| Failure::from_error(Exit::Bug, &error))?;
@@ -97,7 +107,10 @@ async fn three_processes(plan: &Plan, place: &Place) -> Result<Verdict, Failure>
     relay.stop().await?;
     applier.stop().await?;
     run_to_end(&config, &["remove", "--yes"]).await?;
-    plan.output.note(format_args!("{} frames were published twice", repeated.frames));
+    plan.output.note(format_args!(
+        "{} frames were published twice",
+        repeated.frames
+    ));
     Ok(verdict("three processes", judgement, kills, delivered))
 }
 
@@ -166,7 +179,10 @@ async fn delivered_duplicates(applier_at: &str, expected: u64) -> Result<u64, Fa
     let deadline = tokio::time::Instant::now() + PATIENCE;
     loop {
         let seen = report(applier_at).await.map_or(0, |process| {
-            let counters = process.daemons.iter().filter_map(|daemon| daemon.counters.get("duplicate_transactions"));
+            let counters = process
+                .daemons
+                .iter()
+                .filter_map(|daemon| daemon.counters.get("duplicate_transactions"));
             counters.sum()
         });
         if seen >= expected || tokio::time::Instant::now() >= deadline {

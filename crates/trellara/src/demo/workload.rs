@@ -41,11 +41,26 @@ impl Workload {
         for worker in 0..WORKERS {
             let worker = round * (WORKERS + 1) + worker;
             let random = StdRng::seed_from_u64(seed ^ worker.wrapping_mul(0x9e37_79b9));
-            tasks.spawn(small(source_url.to_owned(), worker, random, cancel.clone(), committed.clone()));
+            tasks.spawn(small(
+                source_url.to_owned(),
+                worker,
+                random,
+                cancel.clone(),
+                committed.clone(),
+            ));
         }
         let last = round * (WORKERS + 1) + WORKERS;
-        tasks.spawn(large(source_url.to_owned(), last, cancel.clone(), committed.clone()));
-        Self { cancel, tasks, committed }
+        tasks.spawn(large(
+            source_url.to_owned(),
+            last,
+            cancel.clone(),
+            committed.clone(),
+        ));
+        Self {
+            cancel,
+            tasks,
+            committed,
+        }
     }
 
     /// Stops it: every transaction is either committed or was never begun.
@@ -92,7 +107,9 @@ fn transaction(worker: u64, number: u64, random: &mut StdRng) -> (String, bool) 
             "INSERT INTO orders VALUES ({id}, {first}, 'new', ARRAY[{number}, NULL, 7], {}.25);",
             number % 900
         ),
-        3 => format!("UPDATE orders SET state = 'shipped', total = total + 1 WHERE id = {earlier};"),
+        3 => {
+            format!("UPDATE orders SET state = 'shipped', total = total + 1 WHERE id = {earlier};")
+        }
         // Letters are not touched: their value does not travel (unchanged TOAST).
         4 => format!("UPDATE customers SET tags = tags || '{{\"a,b\",NULL}}' WHERE id = {first};"),
         5 => format!(

@@ -63,23 +63,37 @@ pub(crate) struct Place {
 
 impl Walk {
     pub(crate) fn new(broker: &Broker, stream: &str, filter: String, from: StreamSequence) -> Self {
-        Self { reader: Reader::new(broker, stream), filter, next: from }
+        Self {
+            reader: Reader::new(broker, stream),
+            filter,
+            next: from,
+        }
     }
 
     /// The next frame; `None` at the end of the stream.
     pub(crate) async fn next(&mut self) -> Result<Option<Stored>, Failure> {
         let found: Result<_, BrokerError> = self.reader.next_on(&self.filter, self.next).await;
-        let Some(message) = found? else { return Ok(None) };
+        let Some(message) = found? else {
+            return Ok(None);
+        };
         self.next = StreamSequence(message.sequence.0 + 1);
         let frame = Frame::decode(&message.payload).map_err(|error| {
             Failure::new(
                 Exit::Unexpected,
-                format!("message {} is damaged or foreign: {error}", message.sequence),
+                format!(
+                    "message {} is damaged or foreign: {error}",
+                    message.sequence
+                ),
                 format!("--from {} goes on behind it", self.next),
             )
         })?;
         let (sequence, subject) = (message.sequence, message.subject);
-        Ok(Some(Stored { sequence, subject, bytes: message.payload.len(), frame }))
+        Ok(Some(Stored {
+            sequence,
+            subject,
+            bytes: message.payload.len(),
+            frame,
+        }))
     }
 }
 
@@ -95,33 +109,42 @@ impl Stored {
             position: header.position.to_string(),
             bytes: self.bytes,
             about: match &self.frame.body {
-                Body::Genesis(genesis) => format!("slot {} from {}", genesis.slot, genesis.consistent_point),
+                Body::Genesis(genesis) => {
+                    format!("slot {} from {}", genesis.slot, genesis.consistent_point)
+                }
                 Body::Marker(marker) => format!("goes on at {}", marker.continues_at),
                 Body::Heartbeat(heartbeat) => time::text(heartbeat.source_time),
                 Body::Bundle(entries) => format!("{} transaction(s)", entries.len()),
-                Body::Chunk(chunk) => format!("chunk {} of transaction {}", chunk.number, chunk.xid),
-                Body::Abort(abort) if abort.whole => format!("transaction {} rolled back", abort.xid),
+                Body::Chunk(chunk) => {
+                    format!("chunk {} of transaction {}", chunk.number, chunk.xid)
+                }
+                Body::Abort(abort) if abort.whole => {
+                    format!("transaction {} rolled back", abort.xid)
+                }
                 Body::Abort(abort) => format!("part of transaction {} rolled back", abort.xid),
-                Body::Manifest(manifest) => format!("transaction {} in {} chunks", manifest.xid, manifest.chunks),
+                Body::Manifest(manifest) => {
+                    format!("transaction {} in {} chunks", manifest.xid, manifest.chunks)
+                }
             },
         }
     }
 
     /// The transactions that it completes.
     pub(crate) fn transactions(&self) -> Vec<TransactionItem> {
-        let item = |identity: TransactionIdentity, end: Lsn, changes: u64, bytes: u64, chunks: u64| {
-            TransactionItem {
-                id: identity.to_string(),
-                sequence: self.sequence.0,
-                xid: identity.xid.0,
-                commit_lsn: identity.commit_lsn.to_string(),
-                end_lsn: end.to_string(),
-                committed_at: time::text(identity.commit_time),
-                changes,
-                bytes,
-                chunks,
-            }
-        };
+        let item =
+            |identity: TransactionIdentity, end: Lsn, changes: u64, bytes: u64, chunks: u64| {
+                TransactionItem {
+                    id: identity.to_string(),
+                    sequence: self.sequence.0,
+                    xid: identity.xid.0,
+                    commit_lsn: identity.commit_lsn.to_string(),
+                    end_lsn: end.to_string(),
+                    committed_at: time::text(identity.commit_time),
+                    changes,
+                    bytes,
+                    chunks,
+                }
+            };
         match &self.frame.body {
             Body::Bundle(entries) => entries
                 .iter()
@@ -132,7 +155,13 @@ impl Stored {
                 .collect(),
             Body::Manifest(manifest) => {
                 let (changes, bytes) = (manifest.changes, manifest.bytes);
-                vec![item(manifest.identity(), manifest.end_lsn, changes, bytes, manifest.chunks)]
+                vec![item(
+                    manifest.identity(),
+                    manifest.end_lsn,
+                    changes,
+                    bytes,
+                    manifest.chunks,
+                )]
             }
             _ => Vec::new(),
         }
@@ -149,15 +178,38 @@ impl Stored {
 
 impl FrameItem {
     pub(crate) fn text(&self) -> String {
-        let Self { id, kind, ordinal, incarnation, position, bytes, about, .. } = self;
-        format!("{id:>8}  {kind:<9} frame {ordinal:<8} incarnation {incarnation:<4} {position:>16} {bytes:>8} bytes  {about}")
+        let Self {
+            id,
+            kind,
+            ordinal,
+            incarnation,
+            position,
+            bytes,
+            about,
+            ..
+        } = self;
+        format!(
+            "{id:>8}  {kind:<9} frame {ordinal:<8} incarnation {incarnation:<4} {position:>16} {bytes:>8} bytes  {about}"
+        )
     }
 }
 
 impl TransactionItem {
     pub(crate) fn text(&self) -> String {
-        let Self { id, sequence, committed_at, changes, bytes, chunks, .. } = self;
-        let carried = if *chunks == 0 { String::new() } else { format!(" in {chunks} chunks") };
+        let Self {
+            id,
+            sequence,
+            committed_at,
+            changes,
+            bytes,
+            chunks,
+            ..
+        } = self;
+        let carried = if *chunks == 0 {
+            String::new()
+        } else {
+            format!(" in {chunks} chunks")
+        };
         format!("{id}  at {sequence}, {committed_at}, {changes} changes, {bytes} bytes{carried}")
     }
 }
@@ -172,7 +224,11 @@ pub(crate) async fn find(walk: &mut Walk, wanted: &str) -> Result<Option<Place>,
     while let Some(stored) = walk.next().await? {
         let identities = stored.identities();
         if let Some(entry) = identities.iter().position(is_it) {
-            return Ok(Some(Place { identity: identities[entry], stored, entry }));
+            return Ok(Some(Place {
+                identity: identities[entry],
+                stored,
+                entry,
+            }));
         }
     }
     Ok(None)

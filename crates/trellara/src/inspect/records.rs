@@ -50,14 +50,28 @@ pub(crate) async fn read_transaction(
 ) -> Result<u64, Failure> {
     match &place.stored.frame.body {
         Body::Bundle(entries) => {
-            let before: usize = entries[..place.entry].iter().map(|entry| entry.bytes as usize).sum();
+            let before: usize = entries[..place.entry]
+                .iter()
+                .map(|entry| entry.bytes as usize)
+                .sum();
             let length = entries[place.entry].bytes as usize;
             let payload = &place.stored.frame.payload;
             if before + length > payload.len() {
                 return Err(damaged("the bundle's entries are longer than its payload"));
             }
-            let mut reader = ChangeReader::new(false, &AbortedSet::EMPTY);
-            feed(&mut reader, payload.slice(before..before + length), place.identity, values, &mut each)?;
+            let none = AbortedSet::new();
+            let mut reader = ChangeReader::new(false, &none);
+            // A bundle describes each table once, in the first transaction that needs it.
+            reader
+                .describe(&payload[..before])
+                .map_err(|error| damaged(&error.to_string()))?;
+            feed(
+                &mut reader,
+                payload.slice(before..before + length),
+                place.identity,
+                values,
+                &mut each,
+            )?;
             reader.finish().map_err(|error| damaged(&error.to_string()))
         }
         Body::Manifest(manifest) => {
@@ -85,10 +99,14 @@ async fn read_chunks(
     let mut number = 0;
     while let Some(message) = chunks.next().await? {
         let frame = Frame::decode(&message.payload).map_err(|error| damaged(&error.to_string()))?;
-        let Body::Chunk(chunk) = frame.body else { continue };
+        let Body::Chunk(chunk) = frame.body else {
+            continue;
+        };
         running.update(&frame.payload);
         if chunk.number != number || chunk.running != running.current() {
-            return Err(damaged(&format!("chunk {number} is not the one that belongs here")));
+            return Err(damaged(&format!(
+                "chunk {number} is not the one that belongs here"
+            )));
         }
         number += 1;
         feed(&mut reader, frame.payload, place.identity, values, each)?;
@@ -113,7 +131,9 @@ async fn read_aborts(reader: &Reader, manifest: &Manifest) -> Result<AbortedSet,
     for _ in 0..manifest.aborts {
         let Some(sequence) = next else { break };
         let message = reader.get(sequence).await?;
-        let Some(message) = message else { return Err(damaged("an abort frame is missing")) };
+        let Some(message) = message else {
+            return Err(damaged("an abort frame is missing"));
+        };
         let frame = Frame::decode(&message.payload).map_err(|error| damaged(&error.to_string()))?;
         let Body::Abort(abort) = frame.body else {
             return Err(damaged("an abort frame is another kind of frame"));
@@ -122,8 +142,12 @@ async fn read_aborts(reader: &Reader, manifest: &Manifest) -> Result<AbortedSet,
         next = abort.earlier;
     }
     let none = FrameDigest::of(&[]);
-    if aborted.digest() != manifest.aborts_digest && !(aborted.is_empty() && manifest.aborts_digest == none) {
-        return Err(damaged("the rolled back parts are not what the manifest says"));
+    if aborted.digest() != manifest.aborts_digest
+        && !(aborted.is_empty() && manifest.aborts_digest == none)
+    {
+        return Err(damaged(
+            "the rolled back parts are not what the manifest says",
+        ));
     }
     Ok(aborted)
 }
@@ -137,7 +161,9 @@ fn feed(
 ) -> Result<(), Failure> {
     reader.feed(piece);
     loop {
-        let change = reader.next_change().map_err(|error| damaged(&error.to_string()))?;
+        let change = reader
+            .next_change()
+            .map_err(|error| damaged(&error.to_string()))?;
         let Some(change) = change else { return Ok(()) };
         if let Some(order) = change.total_order {
             each(&record(identity.record_key(order), &change, values));
@@ -155,24 +181,63 @@ fn record(key: RecordKey, change: &ReadChange<'_>, values: bool) -> Record {
     let row = |tuple: TupleRef<'_>, of: Option<&Relation>| Some(row(tuple, of, values));
     let id = key.to_string();
     match change.message {
-        Message::Insert { relation: oid, new, .. } => {
+        Message::Insert {
+            relation: oid, new, ..
+        } => {
             let of = relation(oid);
-            Record { id, operation: "insert", table: name(of), old: None, new: row(new, of) }
+            Record {
+                id,
+                operation: "insert",
+                table: name(of),
+                old: None,
+                new: row(new, of),
+            }
         }
-        Message::Update { relation: oid, old, new, .. } => {
+        Message::Update {
+            relation: oid,
+            old,
+            new,
+            ..
+        } => {
             let of = relation(oid);
             let old = old.and_then(|old| row(old.tuple(), of));
-            Record { id, operation: "update", table: name(of), old, new: row(new, of) }
+            Record {
+                id,
+                operation: "update",
+                table: name(of),
+                old,
+                new: row(new, of),
+            }
         }
-        Message::Delete { relation: oid, old, .. } => {
+        Message::Delete {
+            relation: oid, old, ..
+        } => {
             let of = relation(oid);
-            Record { id, operation: "delete", table: name(of), old: row(old.tuple(), of), new: None }
+            Record {
+                id,
+                operation: "delete",
+                table: name(of),
+                old: row(old.tuple(), of),
+                new: None,
+            }
         }
         Message::Truncate { relations, .. } => {
             let tables: Vec<String> = relations.map(|oid| name(relation(oid))).collect();
-            Record { id, operation: "truncate", table: tables.join(", "), old: None, new: None }
+            Record {
+                id,
+                operation: "truncate",
+                table: tables.join(", "),
+                old: None,
+                new: None,
+            }
         }
-        _ => Record { id, operation: "message", table: String::new(), old: None, new: None },
+        _ => Record {
+            id,
+            operation: "message",
+            table: String::new(),
+            old: None,
+            new: None,
+        },
     }
 }
 
@@ -184,12 +249,22 @@ fn row(tuple: TupleRef<'_>, relation: Option<&Relation>, values: bool) -> BTreeM
     let shown = |value: Value<'_>| match value {
         Value::Null => Shown::Text(None),
         Value::Unchanged => Shown::Unchanged { unchanged: true },
-        Value::Text(text) if values => Shown::Text(Some(String::from_utf8_lossy(text).into_owned())),
+        Value::Text(text) if values => {
+            Shown::Text(Some(String::from_utf8_lossy(text).into_owned()))
+        }
         Value::Text(bytes) | Value::Binary(bytes) => Shown::Length { bytes: bytes.len() },
     };
-    tuple.iter().enumerate().map(|(at, value)| (column(at), shown(value))).collect()
+    tuple
+        .iter()
+        .enumerate()
+        .map(|(at, value)| (column(at), shown(value)))
+        .collect()
 }
 
 fn damaged(what: &str) -> Failure {
-    Failure::new(Exit::Halted(trellara_envelope::HaltCode::Corrupt), format!("damaged: {what}"), "the applier refuses it too; restore the stream")
+    Failure::new(
+        Exit::Halted(trellara_envelope::HaltCode::Corrupt),
+        format!("damaged: {what}"),
+        "the applier refuses it too; restore the stream",
+    )
 }

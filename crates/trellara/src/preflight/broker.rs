@@ -41,10 +41,18 @@ pub(super) async fn examine(
     let payload = broker.max_payload();
     if payload < LEAST_PAYLOAD {
         let cure = "raise max_payload on the server (1 MB is its default)";
-        findings.error("BROKER_PAYLOAD", "broker", format!("max_payload is {payload} bytes"), cure);
+        findings.error(
+            "BROKER_PAYLOAD",
+            "broker",
+            format!("max_payload is {payload} bytes"),
+            cure,
+        );
     }
     let registration = match target {
-        Some(target) => schema::identity(&target.client).await.ok().map(|id| id.registration()),
+        Some(target) => schema::identity(&target.client)
+            .await
+            .ok()
+            .map(|id| id.registration()),
         None => None,
     };
     stream(config, broker, registration, findings).await;
@@ -89,7 +97,9 @@ async fn stream(
             return;
         }
     };
-    let Some((facts, differences)) = checked else { return };
+    let Some((facts, differences)) = checked else {
+        return;
+    };
     let about = format!("stream {}", facts.name);
     for difference in differences {
         let reason = format!(

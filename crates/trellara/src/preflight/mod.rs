@@ -59,7 +59,14 @@ impl Findings {
             Severity::Warning | Severity::Note => Exit::Done,
         };
         let (about, reason, cure) = (about.into(), reason.into(), cure.into());
-        self.0.push(Finding { id, severity, about, reason, cure, exit });
+        self.0.push(Finding {
+            id,
+            severity,
+            about,
+            reason,
+            cure,
+            exit,
+        });
     }
 
     fn error(
@@ -123,7 +130,11 @@ pub(crate) async fn examine(config: &Config, broker: Option<&Broker>) -> Vec<Fin
             Err(failure) => findings.failed("SOURCE_QUERY", "source", failure),
         },
         Err(failure) => {
-            let shown = Failure { exit: failure.exit, causes: failure.causes.clone(), hints: failure.hints.clone() };
+            let shown = Failure {
+                exit: failure.exit,
+                causes: failure.causes.clone(),
+                hints: failure.hints.clone(),
+            };
             findings.failed("SOURCE_UNREACHABLE", "source", shown);
         }
     }
@@ -134,7 +145,11 @@ pub(crate) async fn examine(config: &Config, broker: Option<&Broker>) -> Vec<Fin
             }
         }
         Err(failure) => {
-            let shown = Failure { exit: failure.exit, causes: failure.causes.clone(), hints: failure.hints.clone() };
+            let shown = Failure {
+                exit: failure.exit,
+                causes: failure.causes.clone(),
+                hints: failure.hints.clone(),
+            };
             findings.failed("TARGET_UNREACHABLE", "target", shown);
         }
     }
@@ -166,15 +181,25 @@ pub(crate) fn broker_unreachable(failure: Failure) -> Finding {
 
 /// Fails when anything is an error, with all of them; says warnings on the way.
 pub(crate) fn refuse(findings: &[Finding], output: Output) -> Result<(), Failure> {
-    for warning in findings.iter().filter(|finding| finding.severity == Severity::Warning) {
+    for warning in findings
+        .iter()
+        .filter(|finding| finding.severity == Severity::Warning)
+    {
         output.note(text(warning));
     }
-    let errors: Vec<&Finding> =
-        findings.iter().filter(|finding| finding.severity == Severity::Error).collect();
-    let Some(first) = errors.first() else { return Ok(()) };
+    let errors: Vec<&Finding> = findings
+        .iter()
+        .filter(|finding| finding.severity == Severity::Error)
+        .collect();
+    let Some(first) = errors.first() else {
+        return Ok(());
+    };
     let count = errors.len();
-    let mut failure =
-        Failure::new(first.exit, format!("nothing was created: {count} finding(s) stand in the way"), "");
+    let mut failure = Failure::new(
+        first.exit,
+        format!("nothing was created: {count} finding(s) stand in the way"),
+        "",
+    );
     for error in errors {
         failure.causes.push(text(error));
     }
@@ -192,5 +217,8 @@ pub(crate) fn text(finding: &Finding) -> String {
         "" => String::new(),
         cure => format!("\n    hint: {cure}"),
     };
-    format!("{severity} {} ({}): {}{cure}", finding.id, finding.about, finding.reason)
+    format!(
+        "{severity} {} ({}): {}{cure}",
+        finding.id, finding.about, finding.reason
+    )
 }

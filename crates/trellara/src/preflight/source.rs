@@ -78,21 +78,42 @@ async fn settings(
     let wal_level: String = row.get(0);
     if wal_level != "logical" {
         let cure = "ALTER SYSTEM SET wal_level = logical; then restart the server";
-        findings.error("SOURCE_WAL_LEVEL", "source", format!("wal_level is {wal_level}"), cure);
+        findings.error(
+            "SOURCE_WAL_LEVEL",
+            "source",
+            format!("wal_level is {wal_level}"),
+            cure,
+        );
     }
     if row.get(1) {
-        let cure = "name the primary in source.url (several hosts with target_session_attrs=read-write)";
-        findings.error("SOURCE_IN_RECOVERY", "source", "the server is a standby", cure);
+        let cure =
+            "name the primary in source.url (several hosts with target_session_attrs=read-write)";
+        findings.error(
+            "SOURCE_IN_RECOVERY",
+            "source",
+            "the server is a standby",
+            cure,
+        );
     }
     let (slots, used, senders): (i64, i64, i64) = (row.get(2), row.get(3), row.get(4));
     let exists: bool = row.get(8);
     if !exists && used >= slots {
         let cure = "raise max_replication_slots and restart, or drop a slot nobody reads";
-        findings.error("SOURCE_NO_FREE_SLOT", "source", format!("all {slots} replication slots are taken"), cure);
+        findings.error(
+            "SOURCE_NO_FREE_SLOT",
+            "source",
+            format!("all {slots} replication slots are taken"),
+            cure,
+        );
     }
     if senders < 2 {
         let cure = "raise max_wal_senders and restart the server";
-        findings.error("SOURCE_NO_WALSENDER", "source", format!("max_wal_senders is {senders}"), cure);
+        findings.error(
+            "SOURCE_NO_WALSENDER",
+            "source",
+            format!("max_wal_senders is {senders}"),
+            cure,
+        );
     }
     let standbys: String = row.get(5);
     let ours = format!("trellara-{}", config.flow);
@@ -115,7 +136,12 @@ async fn settings(
     let encoding: String = row.get(7);
     if encoding == "SQL_ASCII" {
         let cure = "bytes that are not UTF-8 will stop the flow; convert the database";
-        findings.warning("SOURCE_ENCODING", "source", "the database has no encoding (SQL_ASCII)", cure);
+        findings.warning(
+            "SOURCE_ENCODING",
+            "source",
+            "the database has no encoding (SQL_ASCII)",
+            cure,
+        );
     }
     Ok(())
 }
@@ -131,7 +157,12 @@ async fn role(session: &Session, findings: &mut Findings) -> Result<(), Failure>
     let (name, may): (String, bool) = (row.get(0), row.get(1));
     if !may {
         let cure = format!("ALTER ROLE {} REPLICATION", quote::identifier(&name));
-        findings.right("SOURCE_NO_REPLICATION", "source", format!("role {name} may not replicate"), cure);
+        findings.right(
+            "SOURCE_NO_REPLICATION",
+            "source",
+            format!("role {name} may not replicate"),
+            cure,
+        );
     }
     Ok(())
 }
@@ -143,18 +174,38 @@ async fn slot_facts(
     findings: &mut Findings,
 ) -> Result<bool, Failure> {
     let name = &config.source.slot;
-    let Some(slot) = slot::read(session, name).await? else { return Ok(false) };
-    let drop = format!("SELECT pg_drop_replication_slot({}), or name another in source.slot", quote::literal(name));
+    let Some(slot) = slot::read(session, name).await? else {
+        return Ok(false);
+    };
+    let drop = format!(
+        "SELECT pg_drop_replication_slot({}), or name another in source.slot",
+        quote::literal(name)
+    );
     let about = format!("slot {name}");
     if slot.plugin.as_deref() != Some("pgoutput") {
         let plugin = slot.plugin.as_deref().unwrap_or("none, it is physical");
-        findings.error("SLOT_PLUGIN", &about, format!("its plugin is {plugin}"), &drop);
+        findings.error(
+            "SLOT_PLUGIN",
+            &about,
+            format!("its plugin is {plugin}"),
+            &drop,
+        );
     } else if slot.database.as_deref() != Some(config.source.connect.database()) {
         let database = slot.database.as_deref().unwrap_or("none");
-        findings.error("SLOT_DATABASE", &about, format!("it belongs to database {database}"), &drop);
+        findings.error(
+            "SLOT_DATABASE",
+            &about,
+            format!("it belongs to database {database}"),
+            &drop,
+        );
     }
     if slot.two_phase {
-        findings.error("SLOT_TWO_PHASE", &about, "it decodes prepared transactions (two_phase)", &drop);
+        findings.error(
+            "SLOT_TWO_PHASE",
+            &about,
+            "it decodes prepared transactions (two_phase)",
+            &drop,
+        );
     }
     if slot.temporary {
         findings.error("SLOT_TEMPORARY", &about, "it ends with its session", &drop);
@@ -179,13 +230,22 @@ async fn existing_publication(
             "ALTER PUBLICATION {} SET (publish = 'insert, update, delete, truncate')",
             quote::identifier(name)
         );
-        findings.error("PUBLICATION_PARTIAL", &about, "it leaves out some kinds of changes", cure);
+        findings.error(
+            "PUBLICATION_PARTIAL",
+            &about,
+            "it leaves out some kinds of changes",
+            cure,
+        );
     }
     if facts.members.is_empty() {
         let cure = format!("ALTER PUBLICATION {} ADD TABLE …", quote::identifier(name));
         findings.error("PUBLICATION_EMPTY", &about, "it holds no table", cure);
     }
-    let members: Vec<TableName> = facts.members.iter().map(|member| member.table.clone()).collect();
+    let members: Vec<TableName> = facts
+        .members
+        .iter()
+        .map(|member| member.table.clone())
+        .collect();
     let patterns = setup::patterns(&config.source.tables)?;
     if let Ok(wanted) = publication::expand(session, &patterns).await {
         for table in wanted.iter().filter(|table| !members.contains(table)) {
@@ -208,7 +268,12 @@ async fn new_publication(
     let name = &config.source.publication;
     if config.source.tables.is_empty() {
         let cure = "create it, or list tables in source.tables";
-        findings.error("PUBLICATION_MISSING", format!("publication {name}"), "it does not exist", cure);
+        findings.error(
+            "PUBLICATION_MISSING",
+            format!("publication {name}"),
+            "it does not exist",
+            cure,
+        );
         return Ok(Vec::new());
     }
     let patterns = setup::patterns(&config.source.tables)?;
@@ -239,7 +304,10 @@ async fn publication_rights(
 ) -> Result<(), Failure> {
     let may_create: bool = session
         .client
-        .query_one("SELECT has_database_privilege(current_database(), 'CREATE')", &[])
+        .query_one(
+            "SELECT has_database_privilege(current_database(), 'CREATE')",
+            &[],
+        )
         .await?
         .get(0);
     let user = quote::identifier(config.source.connect.user());
@@ -247,7 +315,12 @@ async fn publication_rights(
     if !may_create {
         let database = quote::identifier(config.source.connect.database());
         let cure = format!("GRANT CREATE ON DATABASE {database} TO {user}; {dba}");
-        findings.right("SOURCE_CREATE_RIGHT", "source", "the role may not create a publication", cure);
+        findings.right(
+            "SOURCE_CREATE_RIGHT",
+            "source",
+            "the role may not create a publication",
+            cure,
+        );
     }
     let (schemas, names) = columns(tables);
     let foreign = session
@@ -263,7 +336,12 @@ async fn publication_rights(
     for row in &foreign {
         let table = quote::qualified(row.get(0), row.get(1));
         let cure = format!("ALTER TABLE {table} OWNER TO {user}; {dba}");
-        findings.right("SOURCE_TABLE_OWNER", table, "only the owner may publish it", cure);
+        findings.right(
+            "SOURCE_TABLE_OWNER",
+            table,
+            "only the owner may publish it",
+            cure,
+        );
     }
     Ok(())
 }
@@ -322,7 +400,10 @@ async fn rows(
         let (holds, reason) = match session.client.query_one(&sql, &[]).await {
             Ok(row) => (row.get(0), "it holds rows that nobody would copy"),
             // Without the right to read, the size on disk has to do.
-            Err(_) => (occupies_disk(session, table).await?, "it may hold rows that nobody would copy"),
+            Err(_) => (
+                occupies_disk(session, table).await?,
+                "it may hold rows that nobody would copy",
+            ),
         };
         if holds {
             findings.error("SOURCE_TABLE_HAS_ROWS", table.to_string(), reason, cure);
@@ -334,10 +415,17 @@ async fn rows(
 async fn occupies_disk(session: &Session, table: &TableName) -> Result<bool, Failure> {
     let sql = "SELECT coalesce(sum(pg_relation_size(p.oid)), 0) > 0 \
                  FROM (SELECT $1::text::regclass::oid UNION SELECT relid FROM pg_partition_tree($1::text::regclass)) AS p(oid)";
-    Ok(session.client.query_one(sql, &[&table.to_string()]).await?.get(0))
+    Ok(session
+        .client
+        .query_one(sql, &[&table.to_string()])
+        .await?
+        .get(0))
 }
 
 /// Schemas and names as two arrays for `unnest`.
 pub(super) fn columns(tables: &[TableName]) -> (Vec<&str>, Vec<&str>) {
-    tables.iter().map(|table| (table.schema.as_str(), table.name.as_str())).unzip()
+    tables
+        .iter()
+        .map(|table| (table.schema.as_str(), table.name.as_str()))
+        .unzip()
 }

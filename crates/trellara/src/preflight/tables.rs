@@ -40,7 +40,12 @@ pub(super) async fn compare(
     let there = target.client.query_one(identity, &[]).await?;
     if (here.get::<_, i64>(0), here.get::<_, String>(1)) == (there.get(0), there.get(1)) {
         let cure = "rows would be carried into the tables they come from; check both urls";
-        findings.error("TARGET_IS_SOURCE", "target", "source and target are the same database", cure);
+        findings.error(
+            "TARGET_IS_SOURCE",
+            "target",
+            "source and target are the same database",
+            cure,
+        );
         return Ok(());
     }
     let ours = read(source, members).await?;
@@ -48,8 +53,14 @@ pub(super) async fn compare(
     for member in members {
         let key = (member.schema.clone(), member.name.clone());
         let Some(target) = theirs.get(&key) else {
-            let cure = format!("create it there, for example with pg_dump --schema-only --table={member}");
-            findings.error("TARGET_TABLE_MISSING", member.to_string(), "the target does not have it", cure);
+            let cure =
+                format!("create it there, for example with pg_dump --schema-only --table={member}");
+            findings.error(
+                "TARGET_TABLE_MISSING",
+                member.to_string(),
+                "the target does not have it",
+                cure,
+            );
             continue;
         };
         if let Some(source) = ours.get(&key) {
@@ -61,16 +72,25 @@ pub(super) async fn compare(
 }
 
 fn compare_columns(name: &TableName, source: &Table, target: &Table, findings: &mut Findings) {
-    for (column, ours) in source.columns.iter().filter(|(_, column)| !column.generated) {
+    for (column, ours) in source
+        .columns
+        .iter()
+        .filter(|(_, column)| !column.generated)
+    {
         let identifier = quote::identifier(column);
         match target.columns.get(column) {
             None => {
-                let cure = format!("ALTER TABLE {name} ADD COLUMN {identifier} {}", ours.type_name);
+                let cure = format!(
+                    "ALTER TABLE {name} ADD COLUMN {identifier} {}",
+                    ours.type_name
+                );
                 let reason = format!("the target's table lacks column {identifier}");
                 findings.error("TARGET_COLUMN_MISSING", name.to_string(), reason, cure);
             }
             Some(theirs) if theirs.generated => {
-                let reason = format!("column {identifier} is generated in the target and ordinary in the source");
+                let reason = format!(
+                    "column {identifier} is generated in the target and ordinary in the source"
+                );
                 let cure = format!("ALTER TABLE {name} ALTER COLUMN {identifier} DROP EXPRESSION");
                 findings.error("TARGET_COLUMN_GENERATED", name.to_string(), reason, cure);
             }
@@ -85,10 +105,15 @@ fn compare_columns(name: &TableName, source: &Table, target: &Table, findings: &
             Some(_) => {}
         }
     }
-    let extra = target.columns.iter().filter(|(name, column)| column.needed && !source.columns.contains_key(*name));
+    let extra = target
+        .columns
+        .iter()
+        .filter(|(name, column)| column.needed && !source.columns.contains_key(*name));
     for (column, _) in extra {
         let identifier = quote::identifier(column);
-        let reason = format!("column {identifier} of the target is NOT NULL, has no default and is not in the source");
+        let reason = format!(
+            "column {identifier} of the target is NOT NULL, has no default and is not in the source"
+        );
         let cure = format!("ALTER TABLE {name} ALTER COLUMN {identifier} SET DEFAULT …");
         findings.error("TARGET_COLUMN_NEEDED", name.to_string(), reason, cure);
     }
@@ -97,12 +122,22 @@ fn compare_columns(name: &TableName, source: &Table, target: &Table, findings: &
 fn about_table(name: &TableName, table: &Table, findings: &mut Findings) {
     if !matches!(table.kind.as_str(), "r" | "p") {
         let cure = "only ordinary and partitioned tables can be applied to";
-        findings.error("TARGET_TABLE_KIND", name.to_string(), "it is not a table in the target", cure);
+        findings.error(
+            "TARGET_TABLE_KIND",
+            name.to_string(),
+            "it is not a table in the target",
+            cure,
+        );
     }
     if !table.missing_rights.is_empty() {
         let rights = table.missing_rights.join(", ");
         let cure = format!("GRANT {rights} ON {name} TO the applier's role");
-        findings.right("TARGET_TABLE_RIGHT", name.to_string(), format!("the role lacks {rights}"), cure);
+        findings.right(
+            "TARGET_TABLE_RIGHT",
+            name.to_string(),
+            format!("the role lacks {rights}"),
+            cure,
+        );
     }
     if !table.deferrable.is_empty() {
         let constraints = table.deferrable.join(", ");
@@ -159,7 +194,11 @@ async fn read(session: &Session, members: &[TableName]) -> Result<Tables, Failur
         .await?;
     for row in &columns {
         if let Some(table) = tables.get_mut(&(row.get(0), row.get(1))) {
-            let column = Column { type_name: row.get(3), generated: row.get(4), needed: row.get(5) };
+            let column = Column {
+                type_name: row.get(3),
+                generated: row.get(4),
+                needed: row.get(5),
+            };
             table.columns.insert(row.get(2), column);
         }
     }

@@ -24,12 +24,23 @@ pub(super) async fn examine(
         )
         .await?;
     if row.get(0) {
-        let cure = "name the primary in target.url (several hosts with target_session_attrs=read-write)";
-        findings.error("TARGET_IN_RECOVERY", "target", "the server is a standby", cure);
+        let cure =
+            "name the primary in target.url (several hosts with target_session_attrs=read-write)";
+        findings.error(
+            "TARGET_IN_RECOVERY",
+            "target",
+            "the server is a standby",
+            cure,
+        );
     }
     if row.get(1) {
         let cure = "ALTER ROLE … SET default_transaction_read_only = off";
-        findings.error("TARGET_READ_ONLY", "target", "transactions are read-only by default", cure);
+        findings.error(
+            "TARGET_READ_ONLY",
+            "target",
+            "transactions are read-only by default",
+            cure,
+        );
     }
     let user = quote::identifier(config.target.connect.user());
     match schema::identity(&session.client).await {
@@ -40,18 +51,33 @@ pub(super) async fn examine(
                 let cure = format!(
                     "GRANT CREATE ON DATABASE {database} TO {user}; or run what `trellara setup --print-sql` prints"
                 );
-                findings.right("TARGET_CREATE_RIGHT", "target", "the role may not create schema trellara", cure);
+                findings.right(
+                    "TARGET_CREATE_RIGHT",
+                    "target",
+                    "the role may not create schema trellara",
+                    cure,
+                );
             }
         }
         Err(error) => {
-            findings.error("TARGET_SCHEMA", "schema trellara", error.to_string(), "use the newer trellara");
+            findings.error(
+                "TARGET_SCHEMA",
+                "schema trellara",
+                error.to_string(),
+                "use the newer trellara",
+            );
         }
     }
     replica_role(config, row.get(3), &user, findings);
     let encoding: String = row.get(4);
     if encoding != "UTF8" {
         let cure = "characters that it does not know will stop the flow";
-        findings.warning("TARGET_ENCODING", "target", format!("the database's encoding is {encoding}"), cure);
+        findings.warning(
+            "TARGET_ENCODING",
+            "target",
+            format!("the database's encoding is {encoding}"),
+            cure,
+        );
     }
     Ok(())
 }

@@ -47,7 +47,14 @@ pub(super) async fn perform(
         return Err(Failure::new(Exit::Bug, "setup lost its sessions", ""));
     };
     let registration = found.registration.clone().unwrap_or_default();
-    let mut work = Work { config, broker, found, sessions, registration, consistent_point: None };
+    let mut work = Work {
+        config,
+        broker,
+        found,
+        sessions,
+        registration,
+        consistent_point: None,
+    };
     let mut steps = Vec::new();
     for action in actions {
         let step = work.act(action).await?;
@@ -61,7 +68,9 @@ impl Work<'_> {
     async fn act(&mut self, action: Action) -> Result<Step, Failure> {
         let flow = &self.config.flow;
         match action {
-            Action::CreatePublication => create_publication(self.config, &self.sessions.source).await,
+            Action::CreatePublication => {
+                create_publication(self.config, &self.sessions.source).await
+            }
             Action::InstallSchema => {
                 let identity = schema::install(&mut self.sessions.target.client).await;
                 let identity = identity.map_err(|error| {
@@ -70,11 +79,17 @@ impl Work<'_> {
                     )
                 })?;
                 self.registration = identity.registration();
-                Ok(step("schema", format!("target {} has schema trellara", self.registration)))
+                Ok(step(
+                    "schema",
+                    format!("target {} has schema trellara", self.registration),
+                ))
             }
             Action::RecordIntent => {
                 self.record(FlowState::Intended, None).await?;
-                Ok(step("intent", format!("flow {flow} is noted in the target")))
+                Ok(step(
+                    "intent",
+                    format!("flow {flow} is noted in the target"),
+                ))
             }
             Action::CreateStream => {
                 let spec = stream_spec(self.config, Some(self.registration.clone()));
@@ -86,18 +101,28 @@ impl Work<'_> {
             }
             Action::RegisterTarget => {
                 let name = flow.stream();
-                let facts = topology::register_target(self.broker, &name, &self.registration).await?;
+                let facts =
+                    topology::register_target(self.broker, &name, &self.registration).await?;
                 self.found.stream = Some(facts);
-                Ok(step("registration", format!("stream {name} belongs to target {}", self.registration)))
+                Ok(step(
+                    "registration",
+                    format!("stream {name} belongs to target {}", self.registration),
+                ))
             }
             Action::CreateSlot => {
                 let point = create_slot(self.config, &self.sessions.source).await?;
                 self.use_point(point).await?;
-                Ok(step("slot", format!("slot {} begins at {point}", self.config.source.slot)))
+                Ok(step(
+                    "slot",
+                    format!("slot {} begins at {point}", self.config.source.slot),
+                ))
             }
             Action::UseSlot(point) => {
                 self.use_point(point).await?;
-                Ok(step("slot", format!("slot {} goes on at {point}", self.config.source.slot)))
+                Ok(step(
+                    "slot",
+                    format!("slot {} goes on at {point}", self.config.source.slot),
+                ))
             }
             Action::WriteGenesis(continues_at) => self.write_genesis(continues_at).await,
             Action::WriteLedger => self.write_ledger().await,
@@ -150,7 +175,10 @@ impl Work<'_> {
             end_lsn: point,
             transaction_end_lsn: point,
             transport: Transport {
-                stream: StreamIdentity { name: stream.name.clone(), created: stream.created.clone() },
+                stream: StreamIdentity {
+                    name: stream.name.clone(),
+                    created: stream.created.clone(),
+                },
                 sequence: StreamSequence(1),
                 incarnation: Incarnation(0),
                 ordinal: FrameOrdinal(0),
@@ -160,11 +188,15 @@ impl Work<'_> {
         let client = &self.sessions.target.client;
         ledger::write_genesis(client, &self.config.flow, Lane(0), &genesis).await?;
         self.record(FlowState::Ready, Some(point)).await?;
-        Ok(step("ledger", format!("flow {} is ready from {point}", self.config.flow)))
+        Ok(step(
+            "ledger",
+            format!("flow {} is ready from {point}", self.config.flow),
+        ))
     }
 
     fn point(&self) -> Result<Lsn, Failure> {
-        self.consistent_point.ok_or_else(|| Failure::new(Exit::Bug, "no consistent point is known", ""))
+        self.consistent_point
+            .ok_or_else(|| Failure::new(Exit::Bug, "no consistent point is known", ""))
     }
 }
 
@@ -179,8 +211,14 @@ async fn create_publication(config: &Config, source: &Session) -> Result<Step, F
         .await
         .map_err(|error| Failure::from_error(Exit::Unfit, &error).hint("see source.tables"))?;
     publication::create(source, name, &tables).await?;
-    source.client.batch_execute(&comment_sql(name, &config.flow)).await?;
-    Ok(step("publication", format!("publication {name} holds {} table(s)", tables.len())))
+    source
+        .client
+        .batch_execute(&comment_sql(name, &config.flow))
+        .await?;
+    Ok(step(
+        "publication",
+        format!("publication {name} holds {} table(s)", tables.len()),
+    ))
 }
 
 /// The table patterns of the file.
@@ -194,7 +232,10 @@ pub(crate) fn patterns(written: &[String]) -> Result<Vec<TablePattern>, Failure>
 /// The statement that marks a publication as ours.
 pub(crate) fn comment_sql(name: &str, flow: &FlowName) -> String {
     let mark = quote::literal(&publication_mark(flow));
-    format!("COMMENT ON PUBLICATION {} IS {mark}", quote::identifier(name))
+    format!(
+        "COMMENT ON PUBLICATION {} IS {mark}",
+        quote::identifier(name)
+    )
 }
 
 /// Whether setup made this publication for this flow.
@@ -216,11 +257,16 @@ pub(crate) async fn made_by_us(
 
 async fn create_slot(config: &Config, source: &Session) -> Result<Lsn, Failure> {
     let options = link::source_options(config);
-    let mut connection =
-        ReplicationConnection::connect(&options.connect).await.map_err(Failure::from)?;
+    let mut connection = ReplicationConnection::connect(&options.connect)
+        .await
+        .map_err(Failure::from)?;
     let version = source.server_version();
-    let creation =
-        slot::create(&mut connection, version, &options.slot, SnapshotAction::NoExport);
+    let creation = slot::create(
+        &mut connection,
+        version,
+        &options.slot,
+        SnapshotAction::NoExport,
+    );
     match tokio::time::timeout(SLOT_PATIENCE, creation).await {
         Ok(Ok(created)) => Ok(created.consistent_point),
         Ok(Err(error)) => {
@@ -235,7 +281,10 @@ async fn blocked_slot(config: &Config, source: &Session) -> Failure {
     let seconds = SLOT_PATIENCE.as_secs();
     let mut failure = Failure::new(
         Exit::TimedOut,
-        format!("slot {} could not be created within {seconds} s", config.source.slot),
+        format!(
+            "slot {} could not be created within {seconds} s",
+            config.source.slot
+        ),
         "it waits for every transaction that runs: end the oldest, or try again later",
     );
     let waiting = source
@@ -250,7 +299,9 @@ async fn blocked_slot(config: &Config, source: &Session) -> Failure {
     for row in waiting.unwrap_or_default() {
         let (pid, state, event): (i32, String, String) = (row.get(0), row.get(1), row.get(2));
         let age: i64 = row.get(3);
-        failure = failure.hint(format!("backend {pid} ({state}, waits for {event:?}) is {age} s old"));
+        failure = failure.hint(format!(
+            "backend {pid} ({state}, waits for {event:?}) is {age} s old"
+        ));
     }
     let end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
                WHERE backend_type = 'walsender' AND query LIKE 'CREATE_REPLICATION_SLOT%' \
@@ -265,7 +316,7 @@ async fn blocked_slot(config: &Config, source: &Session) -> Failure {
 /// Stores the genesis frame as the very first message.
 async fn publish_genesis(broker: &Broker, flow: &FlowName, frame: &Frame) -> Result<(), Failure> {
     let payload: Bytes = frame.encode();
-    let publisher = Publisher::new(broker, &flow.stream()).await?;
+    let publisher = Publisher::new(broker, &flow.stream());
     let outcome = publisher
         .publish(Outgoing {
             subject: frame.subject(),
@@ -279,7 +330,9 @@ async fn publish_genesis(broker: &Broker, flow: &FlowName, frame: &Frame) -> Res
         })
         .await;
     match outcome {
-        Outcome::Stored { sequence: StreamSequence(1) } => Ok(()),
+        Outcome::Stored {
+            sequence: StreamSequence(1),
+        } => Ok(()),
         other => Err(Failure::new(
             Exit::Unexpected,
             format!("the genesis frame was not stored: {other:?}"),

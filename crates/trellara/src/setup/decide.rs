@@ -48,7 +48,9 @@ impl Action {
             Action::CreateSlot => "create the replication slot".to_owned(),
             Action::UseSlot(lsn) => format!("use the slot that is there, from {lsn}"),
             Action::WriteGenesis(None) => "write the genesis frame".to_owned(),
-            Action::WriteGenesis(Some(lsn)) => format!("write the genesis frame, going on at {lsn}"),
+            Action::WriteGenesis(Some(lsn)) => {
+                format!("write the genesis frame, going on at {lsn}")
+            }
             Action::WriteLedger => "write the ledger's first row".to_owned(),
         }
     }
@@ -68,7 +70,11 @@ pub(super) fn decide(found: &Found, choices: Choices) -> Result<Vec<Action>, Fai
     match found.intent.as_ref().map(|intent| intent.state) {
         Some(FlowState::Removing) => {
             let reason = format!("flow {} is being removed", found.flow);
-            Err(Failure::new(Exit::Unfit, reason, "finish with `trellara remove --yes`"))
+            Err(Failure::new(
+                Exit::Unfit,
+                reason,
+                "finish with `trellara remove --yes`",
+            ))
         }
         Some(FlowState::Ready) => ready(found, choices, actions),
         Some(FlowState::Intended) | None => begun(found, choices, actions),
@@ -76,8 +82,16 @@ pub(super) fn decide(found: &Found, choices: Choices) -> Result<Vec<Action>, Fai
 }
 
 /// A flow that is new, or whose setup was interrupted.
-fn begun(found: &Found, choices: Choices, mut actions: Vec<Action>) -> Result<Vec<Action>, Failure> {
-    let noted = found.intent.as_ref().and_then(|intent| intent.start).map(|(_, lsn)| lsn);
+fn begun(
+    found: &Found,
+    choices: Choices,
+    mut actions: Vec<Action>,
+) -> Result<Vec<Action>, Failure> {
+    let noted = found
+        .intent
+        .as_ref()
+        .and_then(|intent| intent.start)
+        .map(|(_, lsn)| lsn);
     if let Some(tail) = &found.tail {
         return with_frames(found, tail, actions);
     }
@@ -110,25 +124,43 @@ fn with_frames(
         (Body::Genesis(_), None) => Err(slot_lost(found)),
         _ => Err(Failure::new(
             Exit::Unfit,
-            format!("the stream of flow {} is already in use, and this target does not know it", found.flow),
+            format!(
+                "the stream of flow {} is already in use, and this target does not know it",
+                found.flow
+            ),
             "name another flow; or, when this target was wiped, `trellara remove` and set up anew",
         )),
     }
 }
 
 /// A flow that was set up before.
-fn ready(found: &Found, choices: Choices, mut actions: Vec<Action>) -> Result<Vec<Action>, Failure> {
+fn ready(
+    found: &Found,
+    choices: Choices,
+    mut actions: Vec<Action>,
+) -> Result<Vec<Action>, Failure> {
     let Some(position) = found.slot_position() else {
         return Err(slot_lost(found));
     };
     if found.tail.is_some() {
-        if found.stream.as_ref().is_some_and(|stream| stream.target().is_none()) {
+        if found
+            .stream
+            .as_ref()
+            .is_some_and(|stream| stream.target().is_none())
+        {
             actions.push(Action::RegisterTarget);
         }
         return Ok(actions);
     }
-    let start = found.intent.as_ref().and_then(|intent| intent.start).map(|(_, lsn)| lsn);
-    let applied = found.checkpoint.as_ref().map(|checkpoint| checkpoint.end_lsn);
+    let start = found
+        .intent
+        .as_ref()
+        .and_then(|intent| intent.start)
+        .map(|(_, lsn)| lsn);
+    let applied = found
+        .checkpoint
+        .as_ref()
+        .map(|checkpoint| checkpoint.end_lsn);
     let pristine = start == Some(position);
     let covered = found.applied && applied.is_some_and(|applied| applied >= position);
     let allowed = (choices.adopt && pristine) || (choices.new_stream && covered);
@@ -136,7 +168,11 @@ fn ready(found: &Found, choices: Choices, mut actions: Vec<Action>) -> Result<Ve
         return Err(no_stream(found, position, applied, pristine, covered));
     }
     stream_actions(found, &mut actions);
-    actions.extend([Action::UseSlot(position), Action::WriteGenesis(Some(position)), Action::WriteLedger]);
+    actions.extend([
+        Action::UseSlot(position),
+        Action::WriteGenesis(Some(position)),
+        Action::WriteLedger,
+    ]);
     Ok(actions)
 }
 
@@ -149,9 +185,15 @@ fn stream_actions(found: &Found, actions: &mut Vec<Action>) {
 }
 
 fn refuse_unfit_stream(found: &Found) -> Result<(), Failure> {
-    let Some(stream) = &found.stream else { return Ok(()) };
+    let Some(stream) = &found.stream else {
+        return Ok(());
+    };
     let mut failure: Option<Failure> = None;
-    for difference in found.differences.iter().filter(|difference| difference.fatal) {
+    for difference in found
+        .differences
+        .iter()
+        .filter(|difference| difference.fatal)
+    {
         let text = format!(
             "stream {}: {} is {}, must be {}: {}",
             stream.name, difference.setting, difference.is, difference.must, difference.why
@@ -170,7 +212,10 @@ fn refuse_unfit_stream(found: &Found) -> Result<(), Failure> {
     match (stream.target(), &found.registration) {
         (Some(other), ours) if ours.as_deref() != Some(other) => Err(Failure::new(
             Exit::Unfit,
-            format!("stream {} is registered for another target: {other}", stream.name),
+            format!(
+                "stream {} is registered for another target: {other}",
+                stream.name
+            ),
             "one stream feeds one target; name another flow for this one",
         )),
         _ => Ok(()),
@@ -178,13 +223,21 @@ fn refuse_unfit_stream(found: &Found) -> Result<(), Failure> {
 }
 
 fn refuse_unfit_slot(found: &Found) -> Result<(), Failure> {
-    let Some(slot) = &found.slot else { return Ok(()) };
-    let plugin = slot.plugin.as_deref().unwrap_or("none: it is a physical slot");
+    let Some(slot) = &found.slot else {
+        return Ok(());
+    };
+    let plugin = slot
+        .plugin
+        .as_deref()
+        .unwrap_or("none: it is a physical slot");
     let wrong = if plugin != "pgoutput" {
         Some(format!("its plugin is {plugin}, not pgoutput"))
     } else if slot.database.as_deref() != Some(found.database.as_str()) {
         let database = slot.database.as_deref().unwrap_or("none");
-        Some(format!("it belongs to database {database}, not {}", found.database))
+        Some(format!(
+            "it belongs to database {database}, not {}",
+            found.database
+        ))
     } else if slot.two_phase {
         Some("it decodes prepared transactions (two_phase)".to_owned())
     } else if slot.temporary {
@@ -211,7 +264,12 @@ fn refuse_slot(found: &Found, position: Lsn) -> Failure {
         "slot {} exists at {position}, and nothing says that this flow made it",
         found.slot_name
     );
-    Failure::new(Exit::Unfit, reason, "`trellara setup --adopt` goes on from its position").hint(format!(
+    Failure::new(
+        Exit::Unfit,
+        reason,
+        "`trellara setup --adopt` goes on from its position",
+    )
+    .hint(format!(
         "or drop it: SELECT pg_drop_replication_slot('{}')",
         found.slot_name
     ))
@@ -220,7 +278,10 @@ fn refuse_slot(found: &Found, position: Lsn) -> Failure {
 fn slot_lost(found: &Found) -> Failure {
     Failure::new(
         Exit::Halted(HaltCode::SlotLost),
-        format!("SLOT_LOST: flow {} was set up, and slot {} is not there", found.flow, found.slot_name),
+        format!(
+            "SLOT_LOST: flow {} was set up, and slot {} is not there",
+            found.flow, found.slot_name
+        ),
         "what was committed meanwhile is in no slot: `trellara remove`, load the target anew, set up",
     )
 }
@@ -239,8 +300,12 @@ fn no_stream(
     );
     let hint = match (pristine, covered) {
         (true, _) => "nothing was read from the slot yet: `trellara setup --adopt` goes on",
-        (_, true) => "the target has everything that the slot gave away: `trellara setup --new-stream` goes on",
-        _ => "transactions may be lost between the two: restore the stream, or remove the flow and load the target anew",
+        (_, true) => {
+            "the target has everything that the slot gave away: `trellara setup --new-stream` goes on"
+        }
+        _ => {
+            "transactions may be lost between the two: restore the stream, or remove the flow and load the target anew"
+        }
     };
     Failure::new(Exit::Halted(HaltCode::NoStream), reason, hint)
 }

@@ -79,25 +79,33 @@ pub(super) async fn read(config: &Config, broker: &Broker) -> Result<Found, Fail
         intent,
         checkpoint,
         history: history(config).await?,
-        applied: acknowledge::decide(config).await.acknowledge == trellara_relay::Acknowledge::Applied,
+        applied: acknowledge::decide(config).await.acknowledge
+            == trellara_relay::Acknowledge::Applied,
         sessions: Some(Sessions { source, target }),
     })
 }
 
 async fn history(config: &Config) -> Result<SourceHistory, Failure> {
     let options = link::source_options(config).connect;
-    let mut connection = ReplicationConnection::connect(&options).await.map_err(Failure::from)?;
+    let mut connection = ReplicationConnection::connect(&options)
+        .await
+        .map_err(Failure::from)?;
     connection.history().await.map_err(|error| {
         Failure::from_error(Exit::Unexpected, &error).doing("cannot read the source's history")
     })
 }
 
 async fn read_tail(broker: &Broker, stream: &str) -> Result<Option<Frame>, Failure> {
-    let Some(tail) = Reader::new(broker, stream).tail().await? else { return Ok(None) };
+    let Some(tail) = Reader::new(broker, stream).tail().await? else {
+        return Ok(None);
+    };
     let frame = Frame::decode(&tail.payload).map_err(|error| {
         Failure::new(
             Exit::Unfit,
-            format!("message {} of stream {stream} is not a frame of ours: {error}", tail.sequence),
+            format!(
+                "message {} of stream {stream} is not a frame of ours: {error}",
+                tail.sequence
+            ),
             "somebody else writes to the flow's subjects; choose another flow name or stop them",
         )
     })?;

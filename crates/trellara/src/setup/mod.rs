@@ -56,7 +56,10 @@ pub(crate) fn stream_spec(config: &Config, target: Option<String>) -> StreamSpec
     const DUPLICATE_WINDOW: std::time::Duration = std::time::Duration::from_secs(120);
     StreamSpec {
         flow: config.flow.clone(),
-        max_bytes: config.nats.max_bytes.unwrap_or_else(|| default_max_bytes(config)),
+        max_bytes: config
+            .nats
+            .max_bytes
+            .unwrap_or_else(|| default_max_bytes(config)),
         replicas: config.nats.replicas,
         duplicate_window: DUPLICATE_WINDOW,
         max_message_bytes: None,
@@ -69,7 +72,9 @@ fn default_max_bytes(config: &Config) -> u64 {
         return MAX_BYTES_EXTERNAL;
     };
     // The store may not exist yet; its nearest ancestor that does is on the same disk.
-    let disk = store_dir.ancestors().find_map(|path| nix::sys::statvfs::statvfs(path).ok());
+    let disk = store_dir
+        .ancestors()
+        .find_map(|path| nix::sys::statvfs::statvfs(path).ok());
     let free = disk.map(|disk| disk.blocks_available() * disk.fragment_size());
     free.map_or(MAX_BYTES_EMBEDDED, |free| MAX_BYTES_EMBEDDED.min(free / 2))
 }

@@ -32,7 +32,10 @@ impl Metrics {
         let handle = PrometheusBuilder::new().install_recorder().ok()?;
         describe_gauge!(BUILD_INFO, "1, with the version as a label");
         describe_gauge!(READY, "1 while the daemon does its job, else 0");
-        describe_gauge!(STATE, "1 for the state the daemon is in, 0 for those it was in");
+        describe_gauge!(
+            STATE,
+            "1 for the state the daemon is in, 0 for those it was in"
+        );
         describe_gauge!(HALT_INFO, "1 while the daemon is halted with this code");
         describe_gauge!(LAG_BYTES, "bytes of WAL received and not yet at this stage");
         gauge!(BUILD_INFO, "version" => env!("CARGO_PKG_VERSION")).set(1.0);
@@ -62,16 +65,27 @@ impl States {
         gauge!(READY, "flow" => flow.clone(), "component" => role.clone())
             .set(f64::from(u8::from(report.ready)));
         let halt = report.halt.as_ref().map(|halt| halt.code.clone());
-        let now = [(STATE, "state", Some(report.state.clone())), (HALT_INFO, "code", halt)];
+        let now = [
+            (STATE, "state", Some(report.state.clone())),
+            (HALT_INFO, "code", halt),
+        ];
         for (metric, label, value) in now {
             for (known_role, known, of) in &self.shown {
                 if *of == metric && *known_role == role {
-                    let off = [("flow", flow.clone()), ("component", role.clone()), (label, known.clone())];
+                    let off = [
+                        ("flow", flow.clone()),
+                        ("component", role.clone()),
+                        (label, known.clone()),
+                    ];
                     gauge!(metric, &off).set(0.0);
                 }
             }
             let Some(value) = value else { continue };
-            let on = [("flow", flow.clone()), ("component", role.clone()), (label, value.clone())];
+            let on = [
+                ("flow", flow.clone()),
+                ("component", role.clone()),
+                (label, value.clone()),
+            ];
             gauge!(metric, &on).set(1.0);
             let entry = (role.clone(), value, metric);
             if !self.shown.contains(&entry) {
