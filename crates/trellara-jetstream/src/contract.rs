@@ -12,6 +12,7 @@ use trellara_envelope::StreamSequence;
 
 use crate::publish::{Outcome, Outgoing, Publisher};
 use crate::read::{Reader, StoredFrameBytes, StreamEnd};
+use crate::topology::StreamFacts;
 use crate::{Broker, BrokerError, trim};
 
 /// A stream with one writer at a time, as this crate offers it.
@@ -56,7 +57,7 @@ pub trait Log {
 #[derive(Debug, Clone)]
 pub struct StreamLog {
     broker: Broker,
-    stream: String,
+    stream: StreamFacts,
     prefix: String,
     publisher: Publisher,
     reader: Reader,
@@ -64,13 +65,13 @@ pub struct StreamLog {
 
 impl StreamLog {
     /// A log over an existing stream that stores `{prefix}.>`.
-    pub fn new(broker: &Broker, stream: &str, prefix: &str) -> Self {
+    pub fn new(broker: &Broker, stream: &StreamFacts, prefix: &str) -> Self {
         StreamLog {
             broker: broker.clone(),
-            stream: stream.to_owned(),
             prefix: prefix.to_owned(),
-            publisher: Publisher::new(broker, stream),
-            reader: Reader::new(broker, stream),
+            publisher: Publisher::new(broker, &stream.name).fencing_pipelines(stream),
+            reader: Reader::new(broker, &stream.name),
+            stream: stream.clone(),
         }
     }
 }
@@ -102,16 +103,24 @@ impl Log for StreamLog {
         self.reader.next_on(filter, from).await
     }
     async fn purge_to(&self, filter: &str, below: StreamSequence) -> Result<u64, BrokerError> {
-        trim::purge_to(&self.broker, &self.stream, filter, below).await
+        trim::purge_to(&self.broker, &self.stream.name, filter, below).await
     }
     async fn purge_subject(&self, subject: &str) -> Result<u64, BrokerError> {
-        trim::purge_subject(&self.broker, &self.stream, subject).await
+        trim::purge_subject(&self.broker, &self.stream.name, subject).await
     }
 }
 
+/// What not every stream can promise.
+#[derive(Debug, Clone, Copy)]
+pub struct Promises {
+    /// Message ids may be used (full support).
+    pub message_ids: bool,
+    /// A fenced writer's pipeline is refused as a whole (message ids, and one copy).
+    pub pipelines_fenced: bool,
+}
+
 /// Runs the whole suite; `make` gives an empty log for each part, by a name of its own.
-/// `message_ids` says whether the server is one whose message ids may be used.
-pub async fn run<L: Log>(message_ids: bool, make: impl AsyncFn(&str) -> L) {
+pub async fn run<L: Log>(promises: Promises, make: impl AsyncFn(&str) -> L) {
     an_empty_log_has_no_end(&make("empty").await).await;
     a_pipeline_is_stored_in_call_order(&make("pipeline").await).await;
     headers_and_bytes_come_back(&make("headers").await).await;
@@ -119,8 +128,10 @@ pub async fn run<L: Log>(message_ids: bool, make: impl AsyncFn(&str) -> L) {
     an_old_writer_is_fenced(&make("fence").await).await;
     purging_by_filter_keeps_the_others(&make("purge").await).await;
     the_end_is_known_without_its_message(&make("end").await).await;
-    if message_ids {
+    if promises.message_ids {
         c17_a_reused_id_is_never_taken_for_stored(&make("c17").await).await;
+    }
+    if promises.pipelines_fenced {
         an_old_writers_pipeline_is_fenced_as_a_whole(&make("pipelined_fence").await).await;
     }
 }

@@ -17,6 +17,7 @@ use crate::Broker;
 use crate::broker::NotSent;
 use crate::error::{ApiError, code};
 use crate::replies::{NoAnswer, Waiting};
+use crate::topology::StreamFacts;
 
 /// One message to store.
 #[derive(Debug, Clone)]
@@ -28,9 +29,7 @@ pub struct Outgoing {
     /// The stream's last sequence before this message, or the server refuses it. Order, fencing
     /// and the alarm on a rolled-back stream in one.
     pub expected_last: StreamSequence,
-    /// `Nats-Msg-Id`; `None` on servers of limited support. With ids a message that was sent right
-    /// behind another is only stored right behind it, so that a writer who lost the stream to
-    /// another cannot slip in the rest of its pipeline; without them it can, by coincidence.
+    /// `Nats-Msg-Id`; `None` on servers of limited support.
     pub message_id: Option<String>,
     /// Headers of our own; names must not start with `Nats-`.
     pub headers: Vec<(&'static str, String)>,
@@ -115,6 +114,7 @@ pub struct Publisher {
     /// What the message sent last leaves behind if it is stored: the next expected sequence, and
     /// its id.
     before: Arc<Mutex<Option<(StreamSequence, String)>>>,
+    fences_pipelines: bool,
 }
 
 impl Publisher {
@@ -131,7 +131,23 @@ impl Publisher {
             stream: stream.into(),
             in_flight: Arc::default(),
             before: Arc::default(),
+            fences_pipelines: false,
         }
+    }
+
+    /// On a stream with one copy, lets every message that was sent right behind another expect
+    /// that one by its id, so that a writer who lost the stream to another cannot slip in the rest
+    /// of its pipeline.
+    ///
+    /// The expected sequence alone does not prevent it: when another writer has put one message at
+    /// sequence 11, our own message 11 is refused, but number 12, sent along with it, expects 11
+    /// and is stored behind the other's. With several copies nothing is changed: there a refused
+    /// id makes the stream unavailable for good (nats-server 2.15.1), and readers have to tell
+    /// such a message by its lower incarnation.
+    #[must_use]
+    pub fn fencing_pipelines(mut self, stream: &StreamFacts) -> Self {
+        self.fences_pipelines = stream.replicas == 1;
+        self
     }
 
     /// Publishes that still wait for their answer.
@@ -211,11 +227,10 @@ impl Publisher {
 impl Publisher {
     /// The id of the message that must be the last one in the stream when `message` arrives, if
     /// we sent it just before.
-    ///
-    /// The expected sequence alone does not fence a pipeline: when another writer has put one
-    /// message at sequence 11, our own message 11 is refused, but number 12, sent along with it,
-    /// expects 11 and would be stored behind the other's.
     fn follow(&self, message: &Outgoing) -> Option<String> {
+        if !self.fences_pipelines {
+            return None;
+        }
         let next = StreamSequence(message.expected_last.0.saturating_add(1));
         let mut before = self.before.lock().unwrap_or_else(PoisonError::into_inner);
         let sent = message.message_id.clone().map(|id| (next, id));

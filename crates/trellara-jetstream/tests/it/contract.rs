@@ -1,7 +1,7 @@
 //! The contract suite against every server version we accept.
 
 use trellara_jetstream::Support;
-use trellara_jetstream::contract::{self, StreamLog};
+use trellara_jetstream::contract::{self, Promises, StreamLog};
 use trellara_jetstream::topology::{self, StreamSpec};
 use trellara_local::{NatsOptions, NatsServer};
 
@@ -15,10 +15,14 @@ async fn suite(version: &str) {
     let server = NatsServer::start(&options).expect("a nats-server");
     let broker = rig::connect(&server).await;
     let full = broker.server_version().support() == Support::Full;
-    contract::run(full, async |name: &str| {
+    let promises = Promises {
+        message_ids: full,
+        pipelines_fenced: full,
+    };
+    contract::run(promises, async |name: &str| {
         let flow = name.parse().expect("a name");
         let facts = topology::create(&broker, &StreamSpec::new(flow, 64 << 20)).await;
-        let stream = facts.expect("the stream").name;
+        let stream = facts.expect("the stream");
         StreamLog::new(&broker, &stream, &format!("trellara.{name}"))
     })
     .await;

@@ -5,5 +5,6 @@ mod consuming;
 mod contract;
 mod publishing;
 mod reading;
+mod replicas;
 mod rig;
 mod topology;
