@@ -418,6 +418,7 @@ impl Machine {
                 self.frames.space.update(space);
                 self.positions.set_target(target);
                 self.frames.pump(now, out);
+                self.notice_lost_tail(now, space.last_sequence, out);
             }
             Event::MaxPayload(bytes) => {
                 self.settings.max_payload = bytes;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use trellara_envelope::{FrameOrdinal, Halt, HaltCode};
+use trellara_envelope::{FrameOrdinal, Halt, HaltCode, StreamSequence};
 use trellara_jetstream::publish::{Outcome, UnknownReason};
 
 use super::sequencer::TailVerdict;
@@ -90,6 +90,21 @@ impl Machine {
         };
         self.doubt(now, reason, out);
         Ok(())
+    }
+
+    /// A broker that lost what it had acknowledged is noticed even when there is nothing to
+    /// publish: what the target has not applied must be sent again.
+    pub(super) fn notice_lost_tail(
+        &mut self,
+        now: Duration,
+        last: StreamSequence,
+        out: &mut Vec<Command>,
+    ) {
+        let acknowledged = self.frames.acknowledged().sequence;
+        if last < acknowledged {
+            let reason = format!("the stream ends at {last}, acknowledged was {acknowledged}");
+            self.doubt(now, reason, out);
+        }
     }
 
     fn doubt(&mut self, now: Duration, reason: String, out: &mut Vec<Command>) {

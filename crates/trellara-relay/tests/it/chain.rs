@@ -166,19 +166,6 @@ impl Chain {
             assert!(frame.header.keep_from <= open.first);
         }
     }
-
-    /// All changes, each transaction once: a later incarnation's copy replaces nothing new.
-    pub(crate) fn changes(&self) -> Vec<String> {
-        let mut done = Lsn::ZERO;
-        let mut all = Vec::new();
-        for transaction in &self.transactions {
-            if transaction.end > done {
-                done = transaction.end;
-                all.extend(transaction.changes.iter().cloned());
-            }
-        }
-        all
-    }
 }
 
 fn changes(reader: &mut ChangeReader<'_>) -> Vec<String> {

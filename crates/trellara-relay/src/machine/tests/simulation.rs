@@ -173,6 +173,8 @@ struct World<'a> {
     reported: Lsn,
     now: Duration,
     sent_all: bool,
+    /// Length of the stream when the relay last looked.
+    looked_at: usize,
     calm: bool,
     over: Option<bool>,
 }
@@ -199,6 +201,7 @@ impl<'a> World<'a> {
             reported: Lsn::ZERO,
             now: Duration::ZERO,
             sent_all: false,
+            looked_at: 0,
             calm: false,
             over: None,
         };
@@ -221,6 +224,7 @@ impl<'a> World<'a> {
             && self.over.is_none()
             && status.window_bytes == 0
             && status.waiting_for.is_empty()
+            && self.looked_at == self.stream.0.len()
     }
 
     fn step(&mut self, script: &'a Script) {
@@ -236,6 +240,13 @@ impl<'a> World<'a> {
                 self.now += Duration::from_millis(300);
                 self.event(Event::Tick);
                 self.event(Event::MembershipPassed);
+                let space = StreamSpace {
+                    last_sequence: StreamSequence(self.stream.0.len() as u64),
+                    ..StreamSpace::default()
+                };
+                let target = Some("target@1".to_owned());
+                self.event(Event::Stream { space, target });
+                self.looked_at = self.stream.0.len();
                 self.report();
                 self.lose_tail();
             }
@@ -514,7 +525,20 @@ fn check(seed: u64, acknowledge: Acknowledge) {
             found.push((identity.commit_lsn, transaction.changes.clone()));
         }
     }
-    assert_eq!(found, script.committed(), "seed {seed}");
+    let committed = script.committed();
+    let same = found
+        .iter()
+        .zip(&committed)
+        .take_while(|(a, b)| a == b)
+        .count();
+    assert!(
+        found == committed,
+        "seed {seed}: {} found, {} committed, {same} alike, then {:?} and {:?}",
+        found.len(),
+        committed.len(),
+        found.get(same),
+        committed.get(same),
+    );
 }
 
 proptest! {
