@@ -280,6 +280,6 @@ pub(crate) fn blames_a_transaction(error: &ApplyError) -> bool {
 pub(crate) fn blame(failure: Failure, transaction: &dyn std::fmt::Display) -> Trouble {
     match failure {
         Failure::Trouble(trouble) => trouble,
-        Failure::Change(error) => trouble::of_apply(error, &transaction.to_string()),
+        Failure::Change(error) => trouble::of_apply(&error, &transaction.to_string()),
     }
 }

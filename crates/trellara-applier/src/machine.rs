@@ -12,6 +12,7 @@ use trellara_envelope::{
 
 use crate::checkpoint::Checkpoint;
 
+mod form;
 #[cfg(test)]
 pub(crate) mod testing;
 #[cfg(test)]
@@ -163,7 +164,7 @@ impl Machine {
         if !frame.body.kind().is_positional() {
             return Ok(Verdict::Aside);
         }
-        self.check_form(*sequence, frame)?;
+        form::check(self.lane, *sequence, frame)?;
         let passed = *sequence <= self.seen.sequence && header.incarnation <= self.seen.incarnation;
         if passed && !self.opens_anew(frame) {
             return self.seen_before(*sequence, header);
@@ -332,39 +333,6 @@ impl Machine {
     fn is_next(&self, header: &Header) -> bool {
         header.ordinal.0 == self.seen.ordinal.0 + 1
     }
-
-    /// What every frame must say of itself, whatever came before.
-    fn check_form(&self, sequence: StreamSequence, frame: &Frame) -> Result<(), Halt> {
-        let header = &frame.header;
-        if header.lane != self.lane && !closes_or_beats(&frame.body) {
-            return Err(corrupt(
-                sequence,
-                format!("it belongs to lane {}, not {}", header.lane, self.lane),
-            ));
-        }
-        if header.follows > header.position && continues_at(&frame.body).is_none() {
-            return Err(corrupt(
-                sequence,
-                format!(
-                    "it goes back from {} to {}",
-                    header.follows, header.position
-                ),
-            ));
-        }
-        match &frame.body {
-            Body::Bundle(entries) => check_bundle(sequence, frame, entries),
-            Body::Manifest(manifest) if manifest.end_lsn > header.position => Err(corrupt(
-                sequence,
-                "its transaction ends beyond its position".to_owned(),
-            )),
-            Body::Manifest(_)
-            | Body::Genesis(_)
-            | Body::Marker(_)
-            | Body::Heartbeat(_)
-            | Body::Chunk(_)
-            | Body::Abort(_) => Ok(()),
-        }
-    }
 }
 
 /// A manifest seen as a bundle's entry: it holds one transaction.
@@ -414,10 +382,6 @@ pub(crate) fn history_of(body: &Body) -> Option<&SourceHistory> {
     }
 }
 
-fn closes_or_beats(body: &Body) -> bool {
-    !matches!(body, Body::Bundle(_) | Body::Manifest(_))
-}
-
 fn last_transaction_end(body: &Body) -> Option<Lsn> {
     match body {
         Body::Bundle(entries) => entries.last().map(|entry| entry.end_lsn),
@@ -428,40 +392,6 @@ fn last_transaction_end(body: &Body) -> Option<Lsn> {
         | Body::Chunk(_)
         | Body::Abort(_) => None,
     }
-}
-
-fn check_bundle(
-    sequence: StreamSequence,
-    frame: &Frame,
-    entries: &[BundleEntry],
-) -> Result<(), Halt> {
-    let bytes: u64 = entries.iter().map(|entry| u64::from(entry.bytes)).sum();
-    if bytes != frame.payload.len() as u64 {
-        return Err(corrupt(
-            sequence,
-            format!(
-                "its entries have {bytes} bytes, its payload {}",
-                frame.payload.len()
-            ),
-        ));
-    }
-    let mut end = frame.header.follows;
-    for entry in entries {
-        if entry.end_lsn <= end || entry.commit_lsn >= entry.end_lsn {
-            return Err(corrupt(
-                sequence,
-                format!("transaction {} is out of order", entry.identity()),
-            ));
-        }
-        end = entry.end_lsn;
-    }
-    if end > frame.header.position {
-        return Err(corrupt(
-            sequence,
-            "its last transaction ends beyond its position".to_owned(),
-        ));
-    }
-    Ok(())
 }
 
 fn check_continues(
@@ -497,13 +427,5 @@ fn fork(sequence: StreamSequence, header: &Header, reason: String) -> Halt {
             header.ordinal, header.incarnation
         ),
         "look at the frames around it with trellara inspect, and for a second writer of this stream",
-    )
-}
-
-fn corrupt(sequence: StreamSequence, reason: String) -> Halt {
-    Halt::new(
-        HaltCode::Corrupt,
-        format!("the frame at sequence {sequence} is damaged: {reason}"),
-        "nothing of it was applied; compare the broker's copies of the stream, or restore it",
     )
 }

@@ -392,6 +392,23 @@ impl Flow {
         assert_eq!(stored, Outcome::Stored { sequence });
     }
 
+    /// The stream is gone, and `setup --new-stream` makes another that continues at `position`.
+    pub(crate) async fn replace_stream(&mut self, position: u64) {
+        let name = self.name.stream();
+        let old = topology::facts(&self.broker, &name).await.unwrap();
+        assert!(topology::delete(&self.broker, &name).await.unwrap());
+        let mut spec = StreamSpec::new(self.name.clone(), 64 << 20);
+        spec.target = old.target().map(str::to_owned);
+        topology::create(&self.broker, &spec).await.unwrap();
+        self.publisher = Publisher::new(&self.broker, &name);
+        self.sequence = 0;
+        self.ordinal = u64::MAX;
+        self.incarnation = 0;
+        self.previous = FrameDigest::default();
+        self.position = position;
+        self.genesis().await;
+    }
+
     /// Whatever the frames so far say, the next one says it again from `position`.
     pub(crate) fn go_back_to(&mut self, position: u64) {
         self.position = position;

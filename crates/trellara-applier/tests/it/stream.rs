@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use trellara_applier::lane::{self, Claimant};
 use trellara_applier::ledger::{Ledger, LedgerIdentity};
-use trellara_applier::{CHECKPOINT_NOW, Standby, channel};
+use trellara_applier::{CHECKPOINT_NOW, HaltPolicy, Standby, channel};
 use trellara_envelope::{FrameDigest, HaltCode, Lane, LaneEpoch, Lsn, StreamSequence};
 use trellara_jetstream::read::Reader;
 use trellara_jetstream::topology;
@@ -245,6 +245,56 @@ async fn c24_another_targets_stream_is_refused() {
     let halt = flow.start().halt().await;
     assert_eq!(halt.code, HaltCode::Config, "{halt}");
     assert!(halt.reason.contains("somebody@1"), "{halt}");
+}
+
+#[tokio::test]
+async fn c26_a_new_stream_goes_on_where_it_continues_at_or_below_the_checkpoint() {
+    let mut flow = Flow::new(18).await;
+    flow.marker().await;
+    flow.bundle(&[&[1], &[2]]).await;
+    let applier = flow.start();
+    flow.caught_up().await;
+    applier.stop().await;
+
+    flow.replace_stream(0x110).await;
+    flow.marker().await;
+    flow.bundle(&[&[2], &[3]]).await;
+    let applier = flow.start();
+    flow.caught_up().await;
+    assert_eq!(flow.target.rows().await, "1:1 2:1 3:1");
+    applier.stop().await;
+
+    flow.replace_stream(0x140).await;
+    flow.marker().await;
+    flow.bundle(&[&[5]]).await;
+    let halt = flow.start().halt().await;
+    assert_eq!(halt.code, HaltCode::StreamReplaced, "{halt}");
+    assert_eq!(flow.target.rows().await, "1:1 2:1 3:1");
+}
+
+#[tokio::test]
+async fn a_schema_halt_ends_by_itself_when_it_is_cured() {
+    let mut flow = Flow::new(18).await;
+    flow.target
+        .client
+        .batch_execute("ALTER TABLE public.t RENAME COLUMN v TO w")
+        .await
+        .unwrap();
+    flow.marker().await;
+    flow.bundle(&[&[1]]).await;
+    let halt = flow.start().halt().await;
+    assert_eq!(halt.code, HaltCode::Schema, "{halt}");
+    let mut options = flow.options();
+    options.halt = HaltPolicy::Stay;
+    let applier = flow.start_with(options);
+    flow.target
+        .client
+        .batch_execute("ALTER TABLE public.t RENAME COLUMN w TO v")
+        .await
+        .unwrap();
+    flow.caught_up().await;
+    assert_eq!(flow.target.rows().await, "1:1");
+    applier.stop().await;
 }
 
 #[tokio::test]

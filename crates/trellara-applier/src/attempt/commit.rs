@@ -1,0 +1,135 @@
+//! Committing what was accepted, and what follows from a durable commit.
+
+use std::time::Instant;
+
+use trellara_envelope::StreamSequence;
+
+use super::Attempt;
+use crate::apply::{self, Committed, Failure, Source};
+use crate::batch::Batch;
+use crate::checkpoint::Checkpoint;
+use crate::chunks::Large;
+use crate::trouble::Trouble;
+
+impl Attempt<'_> {
+    /// Commits the batch. Without transactions in it this writes down progress alone.
+    pub(super) async fn write_down(&mut self) -> Result<(), Trouble> {
+        if !self.batch.moved() {
+            return Ok(());
+        }
+        let committed = self
+            .writer
+            .commit(
+                &self.target.session.client,
+                &self.durable,
+                self.batch.units(),
+                self.batch.to(),
+                true,
+            )
+            .await;
+        match committed {
+            Ok(committed) => self.committed(committed).await,
+            Err(Failure::Change(error))
+                if apply::blames_a_transaction(&error) && !self.batch.units().is_empty() =>
+            {
+                tracing::warn!(
+                    %error, transactions = self.batch.units().len(),
+                    "a batch failed; trying its transactions one by one"
+                );
+                self.one_by_one().await
+            }
+            Err(failure) => Err(apply::blame(failure, &"of a batch")),
+        }
+    }
+
+    /// Repeats a failed batch in order, each transaction alone and row by row, so that the one
+    /// that fails at the head is named and everything before it is in (C36).
+    async fn one_by_one(&mut self) -> Result<(), Trouble> {
+        for unit in self.batch.units().to_vec() {
+            let committed = self
+                .writer
+                .commit(
+                    &self.target.session.client,
+                    &self.durable,
+                    std::slice::from_ref(&unit),
+                    &unit.after,
+                    false,
+                )
+                .await
+                .map_err(|failure| apply::blame(failure, &unit.identity))?;
+            self.durable = committed.checkpoint.clone();
+            self.count(&committed);
+            self.show();
+        }
+        let (to, keep_from) = (self.batch.to().clone(), self.batch.keep_from());
+        let last = Checkpoint {
+            ordinal: self.durable.ordinal,
+            ..to
+        };
+        if last == self.durable {
+            self.durable_now(keep_from).await;
+            return Ok(());
+        }
+        let committed = self
+            .writer
+            .commit(&self.target.session.client, &self.durable, &[], &last, true)
+            .await
+            .map_err(|failure| apply::blame(failure, &"without changes"))?;
+        self.committed(committed).await
+    }
+
+    pub(super) async fn apply_large(&mut self, large: Large<'_>) -> Result<(), Trouble> {
+        let source = Source {
+            broker: self.broker,
+            reader: &self.reader,
+            options: self.options,
+            cancel: self.cancel,
+        };
+        let committed = self
+            .writer
+            .commit_large(
+                &self.target.session.client,
+                &self.durable,
+                large,
+                self.batch.to(),
+                &source,
+            )
+            .await
+            .map_err(|failure| apply::blame(failure, &large.manifest.identity()))?;
+        self.trimmer
+            .transaction_applied(large.incarnation, large.manifest.xid);
+        self.committed(committed).await
+    }
+
+    async fn committed(&mut self, committed: Committed) -> Result<(), Trouble> {
+        self.count(&committed);
+        self.durable = committed.checkpoint;
+        self.durable_now(self.batch.keep_from()).await;
+        Ok(())
+    }
+
+    /// What follows from a durable commit: acknowledge, report, forget what was closed. Failures
+    /// of the broker here cost nothing: the next commit, or the next start, does it again.
+    async fn durable_now(&mut self, keep_from: StreamSequence) {
+        self.keep_from = keep_from;
+        self.batch = Batch::behind(&self.durable, keep_from);
+        self.written = Instant::now();
+        self.show();
+        for closed in self.closed.drain(..) {
+            self.trimmer.incarnation_closed(closed);
+        }
+        self.consumer.ack(self.durable.transport.sequence);
+        self.reporter.send(&self.durable).await;
+    }
+
+    fn count(&self, committed: &Committed) {
+        if committed.transactions > 0 {
+            self.status.count_batch(
+                &self.options.flow,
+                committed.transactions,
+                committed.changes,
+                committed.seconds,
+            );
+        }
+    }
+}
