@@ -18,7 +18,7 @@ fn table(columns: &[(&str, &str)], key: usize) -> TargetTable {
         generated: name.starts_with("generated"),
         identity_always: name.starts_with("always"),
         equality: name
-            .starts_with("id")
+            .ends_with("id")
             .then(|| "OPERATOR(\"pg_catalog\".=)".to_owned()),
         leads_index: name == "id",
     };
