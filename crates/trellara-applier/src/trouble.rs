@@ -173,13 +173,13 @@ pub(crate) fn of_apply(error: &ApplyError, transaction: &str) -> Trouble {
             )),
             _ => Trouble::passing(reason),
         },
-        ApplyErrorKind::Schema => Trouble::probe(Halt::new(HaltCode::Schema, reason, &*&error.hint)),
-        ApplyErrorKind::Rights => Trouble::probe(Halt::new(HaltCode::Rights, reason, &*&error.hint)),
+        ApplyErrorKind::Schema => Trouble::probe(Halt::new(HaltCode::Schema, reason, &error.hint)),
+        ApplyErrorKind::Rights => Trouble::probe(Halt::new(HaltCode::Rights, reason, &error.hint)),
         ApplyErrorKind::Data | ApplyErrorKind::Count | ApplyErrorKind::Unknown => {
-            Trouble::operator(Halt::new(HaltCode::ApplyFailed, reason, &*&error.hint))
+            Trouble::operator(Halt::new(HaltCode::ApplyFailed, reason, &error.hint))
         }
         ApplyErrorKind::Corrupt => {
-            Trouble::operator(Halt::new(HaltCode::Corrupt, reason, &*&error.hint))
+            Trouble::operator(Halt::new(HaltCode::Corrupt, reason, &error.hint))
         }
     }
 }
