@@ -15,6 +15,7 @@ use tokio::sync::{broadcast, watch};
 use tokio::time::Instant;
 
 use crate::connect::{self, Shared};
+use crate::core::CoreSubscription;
 use crate::error::ApiError;
 use crate::replies::{NoAnswer, Waiting};
 use crate::{BrokerError, BrokerErrorKind, NatsOptions, ServerVersion};
@@ -76,22 +77,6 @@ pub(crate) enum NotSent {
     TooLarge { limit: usize },
     Invalid(String),
 }
-
-/// A message of a core subject (stored nowhere).
-#[derive(Debug, Clone)]
-pub struct CoreMessage {
-    /// Where it was published.
-    pub subject: String,
-    /// Where an answer would go.
-    pub reply: Option<String>,
-    /// Its bytes.
-    pub payload: Bytes,
-}
-
-/// Messages of a core subject, at most [`CoreSubscription::CAPACITY`] waiting; when the reader is
-/// slower than that, the newest are dropped. It survives reconnects; what is published meanwhile
-/// is lost, as always with core subjects.
-pub struct CoreSubscription(Subscriber);
 
 /// How long an answer to an ordinary request is waited for. Purging or creating on a busy
 /// cluster takes seconds.
@@ -222,7 +207,9 @@ impl Broker {
     /// # Errors
     /// Passing when the connection is gone for good; configuration for an illegal subject.
     pub async fn subscribe_core(&self, subject: &str) -> Result<CoreSubscription, BrokerError> {
-        Ok(CoreSubscription(self.subscribe(subject.to_owned()).await?))
+        Ok(CoreSubscription::new(
+            self.subscribe(subject.to_owned()).await?,
+        ))
     }
 
     /// Ends the connection after what was handed to it has been written.
@@ -411,21 +398,6 @@ impl NoAnswer {
                     .with_hint("compare the NATS user's permissions with config/nats/permissions")
             }
         }
-    }
-}
-
-impl CoreSubscription {
-    /// Messages that may wait unread.
-    pub const CAPACITY: usize = connect::SUBSCRIPTION_CAPACITY;
-
-    /// The next message; `None` when the connection was closed for good. Cancel safe.
-    pub async fn next(&mut self) -> Option<CoreMessage> {
-        let message = self.0.next().await?;
-        Some(CoreMessage {
-            subject: message.subject.into_string(),
-            reply: message.reply.map(|reply| reply.into_string()),
-            payload: message.payload,
-        })
     }
 }
 

@@ -9,6 +9,7 @@
 
 mod broker;
 mod connect;
+mod core;
 mod delivery;
 mod error;
 mod mending;
@@ -25,7 +26,8 @@ pub mod read;
 pub mod topology;
 pub mod trim;
 
-pub use broker::{Broker, BrokerEvent, Connection, CoreMessage, CoreSubscription};
+pub use broker::{Broker, BrokerEvent, Connection};
+pub use core::{CoreMessage, CoreSubscription};
 pub use error::{BrokerError, BrokerErrorKind};
 pub use options::{Credentials, NatsOptions, TlsOptions};
 pub use version::{ServerVersion, Support};

@@ -1,5 +1,6 @@
 //! Connecting, being refused, and what the connection says while it lives.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use trellara_envelope::StreamSequence;
@@ -281,4 +282,63 @@ async fn tls_problems_are_ours_to_mend() {
         refused(&options).await.kind(),
         &BrokerErrorKind::Configuration
     );
+}
+
+/// An authority, and a certificate with its key signed by it, as PEM files.
+fn certificates(folder: &Path) -> [PathBuf; 3] {
+    use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+    let authority_key = KeyPair::generate().expect("a key");
+    let mut params = CertificateParams::new(Vec::new()).expect("parameters");
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let authority = params.self_signed(&authority_key).expect("an authority");
+    let issuer = Issuer::new(params, authority_key);
+    let key = KeyPair::generate().expect("a key");
+    let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
+    let params = CertificateParams::new(names).expect("parameters");
+    let certificate = params.signed_by(&key, &issuer).expect("a certificate");
+    let write = |name: &str, text: String| {
+        let path = folder.join(name);
+        std::fs::write(&path, text).expect("a file");
+        path
+    };
+    [
+        write("ca.pem", authority.pem()),
+        write("certificate.pem", certificate.pem()),
+        write("key.pem", key.serialize_pem()),
+    ]
+}
+
+#[tokio::test]
+async fn tls_is_verified_both_ways() {
+    let folders = [(); 2].map(|()| tempfile::tempdir().expect("a folder"));
+    let [ca, certificate, key] = certificates(folders[0].path());
+    let [other_ca, other_certificate, other_key] = certificates(folders[1].path());
+    let extra_config = format!(
+        "tls {{ cert_file: {certificate:?}, key_file: {key:?}, ca_file: {ca:?}, verify: true }}"
+    );
+    let server = NatsServer::start(&ServerOptions {
+        extra_config,
+        ..Default::default()
+    });
+    let server = server.expect("a nats-server");
+    let mut options = url(server.url());
+    options.tls.ca_file = Some(ca);
+    options.tls.certificate_file = Some(certificate);
+    options.tls.key_file = Some(key);
+    let broker = within(Broker::connect(&options))
+        .await
+        .expect("a connection");
+    let missing = topology::facts(&broker, "X")
+        .await
+        .expect_err("no such stream");
+    assert!(missing.is_missing(), "{missing}");
+    // An authority that did not sign the server's certificate is our configuration.
+    let mut stranger = options.clone();
+    stranger.tls.ca_file = Some(other_ca);
+    let error = refused(&stranger).await;
+    assert_eq!(error.kind(), &BrokerErrorKind::Configuration, "{error}");
+    // A certificate that the server does not accept is refused too, however it says so.
+    options.tls.certificate_file = Some(other_certificate);
+    options.tls.key_file = Some(other_key);
+    refused(&options).await;
 }
