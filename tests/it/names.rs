@@ -66,7 +66,7 @@ async fn b95_identifiers_that_need_quotes() -> Result<()> {
         "b95",
         &schema,
         &schema,
-        "source.tables: [\"public.*\", \"Weird.Sch\\\"ema.*\"]",
+        r#"source.tables: ["public.*", '"Weird.Sch""ema".*']"#,
     )
     .await?;
     flow.start().await?;

@@ -309,7 +309,7 @@ async fn b31_parts_of_two_attempts_are_never_mixed() -> Result<()> {
             .await?;
         // The relay dies while part of the transaction is already stored, and starts it over.
         flow.relay.as_mut().context("relay")?.kill()?;
-        flow.start_relay()?.logged("streaming", WITHIN).await?;
+        flow.start_relay()?.logged("took the slot", WITHIN).await?;
     }
     client.batch_execute("COMMIT").await?;
     for _ in 0..3 {

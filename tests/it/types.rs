@@ -53,7 +53,7 @@ async fn b69_role_and_database_settings_do_not_change_values() -> Result<()> {
         &flow.source_admin,
         &["SET datestyle = 'ISO'; SET intervalstyle = 'postgres';
            INSERT INTO public.g VALUES (1, '2024-03-10 07:06:05.123456+00', '2024-03-10', '-2 days -03:04:05.6',
-             0.1::float8 + 0.2::float8, 16777217.3, '\\xdeadbeef00'),
+             0.1::float8 + 0.2::float8, 16777217.3, decode('deadbeef00', 'hex')),
              (2, '2024-10-03 23:59:59.999999+00', '2024-10-03', '1 year -3 days', 1e-320, 1.17549435e-38, '')"],
     )
     .await?;
