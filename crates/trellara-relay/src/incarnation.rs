@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tokio_util::sync::CancellationToken;
-use trellara_envelope::{Halt, HaltCode, Incarnation, Marker, PositionReport, SourceHistory};
+use trellara_envelope::{
+    Halt, HaltCode, Incarnation, Marker, PositionReport, SourceHistory, StreamSequence,
+};
 use trellara_jetstream::publish::{Outcome, Outgoing, Publisher};
 use trellara_jetstream::read::Reader;
 use trellara_jetstream::{Broker, BrokerError, BrokerErrorKind, CoreSubscription, Support};
@@ -281,6 +283,8 @@ fn settings(options: &RelayOptions, broker: &Broker) -> Settings {
 #[derive(Debug)]
 struct Schedule {
     space_at: Duration,
+    /// Last sequence acknowledged when the stream's size was asked for.
+    space_floor: StreamSequence,
     membership_at: Duration,
     synchronous_at: Duration,
     asking_source: bool,
@@ -291,6 +295,7 @@ impl Schedule {
     fn new() -> Self {
         Self {
             space_at: SPACE_INTERVAL,
+            space_floor: StreamSequence(0),
             membership_at: Duration::ZERO,
             synchronous_at: Duration::ZERO,
             asking_source: false,
@@ -353,6 +358,7 @@ impl Incarnate<'_> {
         if !self.schedule.asking_space && (full || now >= self.schedule.space_at) {
             self.schedule.asking_space = true;
             self.schedule.space_at = now + SPACE_INTERVAL;
+            self.schedule.space_floor = self.taken.last_sequence;
             self.ask(Question::Stream);
         }
         if self.schedule.asking_source {
@@ -410,6 +416,7 @@ impl Incarnate<'_> {
                     self.event(Event::Stream {
                         space: facts::space(&facts),
                         target: facts.target().map(str::to_owned),
+                        floor: self.schedule.space_floor,
                     });
                 }
             }

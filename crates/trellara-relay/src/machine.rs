@@ -110,6 +110,8 @@ pub enum Event<'a> {
         space: StreamSpace,
         /// The registered target.
         target: Option<String>,
+        /// [`MachineStatus::last_sequence`] when they were asked for.
+        floor: StreamSequence,
     },
     /// The largest message the broker takes, in bytes.
     MaxPayload(usize),
@@ -414,11 +416,15 @@ impl Machine {
             Event::Tail(answer) => return self.tail(now, answer, out),
             Event::Report(report) => self.report(now, report, out),
             Event::ReportChecked(report, fits) => self.report_checked(now, &report, fits, out),
-            Event::Stream { space, target } => {
+            Event::Stream {
+                space,
+                target,
+                floor,
+            } => {
                 self.frames.space.update(space);
                 self.positions.set_target(target);
                 self.frames.pump(now, out);
-                self.notice_lost_tail(now, space.last_sequence, out);
+                self.notice_lost_tail(now, space.last_sequence, floor, out);
             }
             Event::MaxPayload(bytes) => {
                 self.settings.max_payload = bytes;

@@ -24,6 +24,8 @@ pub(super) struct Chunks {
     /// Transactions rolled back as a whole, with the sequence of the frame that says so: what is
     /// on their subjects below it can be purged.
     pub(super) garbage: Vec<(Xid, StreamSequence)>,
+    /// The transaction closed last: what it takes in the stream, and its manifest's sequence.
+    pub(super) closed: Option<(Xid, u64, StreamSequence)>,
 }
 
 impl Chunks {
@@ -32,6 +34,7 @@ impl Chunks {
             size,
             first_sequences: BTreeSet::new(),
             garbage: Vec::new(),
+            closed: None,
         }
     }
 
@@ -172,7 +175,8 @@ impl Chunks {
             position: end,
         };
         let body = Body::Manifest(Box::new(manifest));
-        frames.push(body, Vec::new(), Some(advance), self.keep_from());
+        let (sequence, stored) = frames.push(body, Vec::new(), Some(advance), self.keep_from());
+        self.closed = Some((open.xid, open.stored + stored, sequence));
     }
 
     /// Says of a transaction that its chunks are garbage; nothing when it has none.

@@ -23,6 +23,9 @@ struct Now {
     reason: String,
     /// When to read the tail; `None` while it is being read.
     read_at: Option<Duration>,
+    /// The highest sequence acknowledged when it was asked for. An answer below that means loss;
+    /// one below what was acknowledged later is only old.
+    floor: StreamSequence,
 }
 
 impl Doubt {
@@ -98,11 +101,11 @@ impl Machine {
         &mut self,
         now: Duration,
         last: StreamSequence,
+        floor: StreamSequence,
         out: &mut Vec<Command>,
     ) {
-        let acknowledged = self.frames.acknowledged().sequence;
-        if last < acknowledged {
-            let reason = format!("the stream ends at {last}, acknowledged was {acknowledged}");
+        if last < floor {
+            let reason = format!("the stream ends at {last}, acknowledged was {floor}");
             self.doubt(now, reason, out);
         }
     }
@@ -115,6 +118,7 @@ impl Machine {
         self.doubt.now = Some(Now {
             reason,
             read_at: Some(now),
+            floor: StreamSequence(0),
         });
         self.frames.paused = true;
         self.retry_doubt(now, out);
@@ -126,6 +130,7 @@ impl Machine {
             && doubt.read_at.is_some_and(|at| at <= now)
         {
             doubt.read_at = None;
+            doubt.floor = self.frames.highest();
             out.push(Command::ReadTail);
         }
     }
@@ -158,6 +163,7 @@ impl Machine {
             }
             TailAnswer::Frame(tail) => tail,
         };
+        let floor = doubt.floor;
         let ours = self.frames.incarnation();
         if tail.incarnation > ours {
             return Err(Halt::new(
@@ -169,7 +175,7 @@ impl Machine {
                 "another relay writes this flow; only one is needed",
             ));
         }
-        match self.frames.settle(&tail) {
+        match self.frames.settle(&tail, floor) {
             TailVerdict::Ours => {
                 self.doubt.now = None;
                 self.frames.paused = false;
@@ -187,6 +193,11 @@ impl Machine {
                     ),
                     out,
                 );
+                Ok(())
+            }
+            TailVerdict::Overtaken => {
+                doubt.read_at = Some(now);
+                self.retry_doubt(now, out);
                 Ok(())
             }
             TailVerdict::Other if self.phase == Phase::Marking => {

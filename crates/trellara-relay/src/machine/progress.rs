@@ -280,7 +280,13 @@ impl Machine {
 
     /// The halt that a larger limit ends by itself (C12).
     pub(super) fn too_small(&self) -> Option<Halt> {
-        let (xid, stored) = self.assembler.large()?;
+        let acknowledged = self.frames.acknowledged().sequence;
+        let closed = self.assembler.chunks.closed;
+        let closed = closed.filter(|(_, _, manifest)| *manifest > acknowledged);
+        let (xid, stored) = self
+            .assembler
+            .large()
+            .or(closed.map(|(xid, stored, _)| (xid, stored)))?;
         let limit = self.frames.space.data_limit();
         if !self.frames.is_held() || stored <= limit {
             return None;

@@ -53,8 +53,10 @@ pub(super) struct Stored {
 pub(super) enum TailVerdict {
     /// Everything up to it is stored, the rest is not.
     Ours,
-    /// It lies before what was acknowledged.
+    /// It lies before what was acknowledged when it was asked for.
     Lost,
+    /// It lies before what has been acknowledged since: the answer was overtaken.
+    Overtaken,
     /// The place that should hold our frame holds another one.
     Other,
 }
@@ -295,17 +297,22 @@ impl Sequencer {
         })
     }
 
+    /// The highest sequence acknowledged, whether or not those before it are.
+    pub(super) fn highest(&self) -> StreamSequence {
+        let last = self.window.iter().rfind(|waiting| waiting.acknowledged);
+        last.map_or(self.acknowledged.sequence, |last| last.sequence)
+    }
+
     /// Takes the stream's tail for what it says: acknowledges what it proves to be stored and
-    /// marks the rest to be sent again (R4). Nothing changes when the tail is not ours.
-    pub(super) fn settle(&mut self, tail: &Tail) -> TailVerdict {
+    /// marks the rest to be sent again (R4). `floor` is what [`Sequencer::highest`] was when the
+    /// tail was asked for. Nothing changes when the tail is not ours.
+    pub(super) fn settle(&mut self, tail: &Tail, floor: StreamSequence) -> TailVerdict {
         let known = &self.acknowledged;
-        let highest = self
-            .window
-            .iter()
-            .rfind(|waiting| waiting.acknowledged)
-            .map_or(known.sequence, |waiting| waiting.sequence);
-        if tail.sequence < highest {
+        if tail.sequence < floor {
             return TailVerdict::Lost;
+        }
+        if tail.sequence < self.highest() {
+            return TailVerdict::Overtaken;
         }
         if tail.sequence == known.sequence {
             if tail.digest != known.digest {

@@ -1,1 +1,473 @@
-//! Rules, each with a test named after it.
+//! Rules that only the machine can show, each with a test named after it.
+
+use std::time::Duration;
+
+use trellara_envelope::{Body, CommitTime, FrameKind, HaltCode, Incarnation, Lsn, StreamSequence};
+use trellara_envelope::{TransactionIdentity, Xid};
+use trellara_jetstream::publish::Outcome;
+
+use super::simulation::{Stream, history, settings};
+use super::source::{Row, Script, Step, Walsender, keepalive};
+use crate::Acknowledge;
+use crate::machine::{
+    Command, Event, LastTransaction, Machine, ProbeAnswer, Publish, Settings, StreamSpace,
+    TailAnswer,
+};
+
+const START: Lsn = Lsn(0x1000);
+
+/// A machine and a stream, driven by hand; everything published is stored and acknowledged unless
+/// the test says otherwise.
+struct Hand {
+    machine: Machine,
+    stream: Stream,
+    now: Duration,
+    /// What the machine said besides publishing.
+    said: Vec<Command>,
+    held: Option<Vec<Publish>>,
+}
+
+impl Hand {
+    fn new(settings: Settings) -> Self {
+        Self::resuming(settings, Stream::new(START), START)
+    }
+
+    fn resuming(settings: Settings, stream: Stream, confirmed: Lsn) -> Self {
+        let mut out = Vec::new();
+        let start = stream.start(Incarnation(0), confirmed);
+        let machine = Machine::new(settings, start, Duration::ZERO, &mut out);
+        let mut hand = Self {
+            machine,
+            stream,
+            now: Duration::ZERO,
+            said: Vec::new(),
+            held: None,
+        };
+        hand.carry_out(out);
+        hand
+    }
+
+    fn event(&mut self, event: Event<'_>) {
+        let mut out = Vec::new();
+        self.machine.handle(self.now, event, &mut out);
+        self.carry_out(out);
+    }
+
+    fn carry_out(&mut self, commands: Vec<Command>) {
+        // What was said together is heard before anything that follows from it.
+        let (publishes, others): (Vec<Command>, Vec<Command>) = commands
+            .into_iter()
+            .partition(|command| matches!(command, Command::Publish(_)));
+        for command in others.into_iter().chain(publishes) {
+            match (command, &mut self.held) {
+                (Command::Publish(publish), Some(held)) => held.push(publish),
+                (Command::Publish(publish), None) => {
+                    let outcome = self.stream.publish(&publish);
+                    self.answer(&publish, outcome);
+                }
+                (Command::ReadTail, None) => {
+                    let tail = self.stream.tail();
+                    self.event(Event::Tail(TailAnswer::Frame(tail)));
+                }
+                (command, _) => self.said.push(command),
+            }
+        }
+    }
+
+    fn answer(&mut self, publish: &Publish, outcome: Outcome) {
+        self.event(Event::Published {
+            ordinal: publish.ordinal,
+            attempt: publish.attempt,
+            outcome,
+        });
+    }
+
+    fn send(&mut self, walsender: &mut Walsender<'_>) {
+        let payloads = walsender.next().expect("the script goes on");
+        for payload in payloads {
+            self.event(Event::CopyData(&payload));
+        }
+        self.event(Event::GulpEnd);
+    }
+
+    fn kinds(&self) -> Vec<FrameKind> {
+        (1..=self.stream.0.len())
+            .map(|at| self.stream.frame(at).body.kind())
+            .collect()
+    }
+
+    fn flushes(&self) -> Vec<Lsn> {
+        let feedback = self.said.iter().filter_map(|said| match said {
+            Command::Feedback { feedback, .. } => Some(feedback.flush),
+            _ => None,
+        });
+        feedback.collect()
+    }
+
+    fn halted(&self) -> Option<HaltCode> {
+        self.said.iter().find_map(|said| match said {
+            Command::Halt(halt) => Some(halt.code),
+            _ => None,
+        })
+    }
+}
+
+fn rows(count: usize, bytes: usize) -> Vec<Row> {
+    (0..count)
+        .map(|_| Row {
+            table: 1,
+            value: "x".repeat(bytes),
+        })
+        .collect()
+}
+
+fn one_commit() -> Script {
+    let rows = rows(1, 3);
+    Script {
+        steps: vec![Step::Commit { xid: 700, rows }],
+    }
+}
+
+#[test]
+fn c05_a_waiting_commit_gets_its_heartbeat_at_once() {
+    let mut hand = Hand::new(settings(Acknowledge::Published));
+    hand.event(Event::MembershipPassed);
+    hand.event(Event::SynchronousStandby(true));
+    for end in [0x2000, 0x3000] {
+        hand.event(Event::CopyData(&keepalive(Lsn(end), false)));
+        assert_eq!(
+            hand.flushes().last(),
+            Some(&Lsn(end)),
+            "without any time passing"
+        );
+    }
+    hand.event(Event::SynchronousStandby(false));
+    hand.event(Event::CopyData(&keepalive(Lsn(0x4000), false)));
+    assert_eq!(
+        hand.flushes().last(),
+        Some(&Lsn(0x3000)),
+        "then once an interval"
+    );
+    hand.now += Duration::from_secs(1);
+    hand.event(Event::Tick);
+    assert_eq!(hand.flushes().last(), Some(&Lsn(0x4000)));
+}
+
+#[test]
+fn c05_an_idle_relay_asks_for_a_reply_once_a_second() {
+    let mut hand = Hand::new(settings(Acknowledge::Published));
+    for _ in 0..30 {
+        hand.now += Duration::from_millis(100);
+        hand.event(Event::Tick);
+    }
+    let asked = hand
+        .said
+        .iter()
+        .filter(|said| matches!(said, Command::Feedback { reply: true, .. }));
+    assert_eq!(asked.count(), 3);
+}
+
+#[test]
+fn c06_no_heartbeat_while_the_members_are_unchecked() {
+    let mut hand = Hand::new(settings(Acknowledge::Published));
+    hand.now += Duration::from_secs(2);
+    hand.event(Event::CopyData(&keepalive(Lsn(0x2000), false)));
+    assert_eq!(hand.kinds(), [FrameKind::Genesis, FrameKind::Marker]);
+    hand.event(Event::MembershipPassed);
+    assert_eq!(hand.kinds().last(), Some(&FrameKind::Heartbeat));
+    hand.now += Duration::from_secs(36);
+    hand.event(Event::CopyData(&keepalive(Lsn(0x3000), false)));
+    assert_eq!(
+        hand.flushes().last(),
+        Some(&Lsn(0x2000)),
+        "the check is overdue"
+    );
+}
+
+#[test]
+fn b04_a_keepalive_inside_a_transaction_confirms_nothing() {
+    let script = one_commit();
+    let mut walsender = Walsender::new(&script, START);
+    let mut hand = Hand::new(settings(Acknowledge::Published));
+    hand.event(Event::MembershipPassed);
+    hand.now += Duration::from_secs(2);
+    let mut payloads = walsender.next().expect("a transaction");
+    let commit = payloads.pop().expect("its commit");
+    for payload in &payloads {
+        hand.event(Event::CopyData(payload));
+    }
+    hand.event(Event::CopyData(&keepalive(Lsn(0x9000), true)));
+    hand.event(Event::GulpEnd);
+    assert_eq!(
+        hand.flushes(),
+        [START, START],
+        "answered, and nothing moved"
+    );
+    hand.event(Event::CopyData(&commit));
+    hand.event(Event::GulpEnd);
+    assert_eq!(hand.flushes().last(), Some(&Lsn(START.0 + 0x40)));
+}
+
+#[test]
+fn c04_a_source_that_shuts_down_is_probed_and_let_go() {
+    let mut hand = Hand::new(settings(Acknowledge::Applied));
+    for _ in 0..=11 {
+        hand.event(Event::CopyData(&keepalive(Lsn(0x2000), true)));
+        hand.now += Duration::from_secs(1);
+    }
+    assert!(hand.said.contains(&Command::ProbeSource));
+    hand.event(Event::Probed(ProbeAnswer::Other));
+    assert!(!hand.machine.is_over(), "it only was slow");
+    hand.event(Event::Probed(ProbeAnswer::ShuttingDown));
+    assert!(hand.machine.is_over());
+}
+
+#[test]
+fn c12_open_transactions_above_their_budget_are_aborted_and_purged() {
+    let mut settings = settings(Acknowledge::Published);
+    settings.open_bytes = Some(4_000);
+    let block = Step::Block {
+        xid: 700,
+        subxid: 700,
+        rows: rows(40, 100),
+    };
+    let script = Script {
+        steps: vec![block.clone(), block],
+    };
+    let mut walsender = Walsender::new(&script, START);
+    let mut hand = Hand::new(settings);
+    hand.send(&mut walsender);
+    let last = hand.stream.frame(hand.stream.0.len());
+    assert!(matches!(last.body, Body::Abort(abort) if abort.whole));
+    let ends = &hand.said[hand.said.len() - 2..];
+    let tail = StreamSequence(hand.stream.0.len() as u64);
+    assert!(
+        matches!(&ends[0], Command::Purge { below, .. } if *below == tail),
+        "the tail stays: {ends:?}"
+    );
+    assert!(matches!(&ends[1], Command::Restart(restart) if restart.streaming_off));
+}
+
+#[test]
+fn c12_data_leaves_the_reserve_alone_and_goes_on_when_there_is_room() {
+    let mut hand = Hand::new(settings(Acknowledge::Published));
+    let full = |max_bytes| Event::Stream {
+        space: StreamSpace {
+            bytes: 90_000,
+            max_bytes: Some(max_bytes),
+            last_sequence: StreamSequence(2),
+        },
+        target: None,
+        floor: StreamSequence(0),
+    };
+    hand.event(full(100_000));
+    hand.event(Event::MembershipPassed);
+    hand.now += Duration::from_secs(2);
+    hand.event(Event::CopyData(&keepalive(START, false)));
+    let script = one_commit();
+    let mut walsender = Walsender::new(&script, START);
+    hand.send(&mut walsender);
+    assert_eq!(
+        hand.kinds(),
+        [FrameKind::Genesis, FrameKind::Marker],
+        "the bundle waits"
+    );
+    assert!(
+        hand.machine.status().waiting_for.contains("room"),
+        "and says so"
+    );
+    hand.event(Event::CopyData(&keepalive(START, true)));
+    assert_eq!(
+        hand.flushes(),
+        [START, START],
+        "keepalives are answered all the same"
+    );
+    hand.event(full(200_000));
+    assert_eq!(hand.kinds().last(), Some(&FrameKind::Bundle));
+}
+
+#[test]
+fn c12_a_transaction_larger_than_the_stream_is_named_and_goes_on() {
+    let mut hand = Hand::new(settings(Acknowledge::Published));
+    let limited = |max_bytes| Event::Stream {
+        space: StreamSpace {
+            bytes: 1_000,
+            max_bytes: Some(max_bytes),
+            last_sequence: StreamSequence(2),
+        },
+        target: None,
+        floor: StreamSequence(0),
+    };
+    hand.event(limited(10_000));
+    let script = Script {
+        steps: vec![Step::Commit {
+            xid: 700,
+            rows: rows(40, 100),
+        }],
+    };
+    let mut walsender = Walsender::new(&script, START);
+    hand.send(&mut walsender);
+    let halt = hand.machine.status().halt.expect("named");
+    assert_eq!(halt.code, HaltCode::StreamTooSmall);
+    assert!(!hand.machine.is_over(), "it goes on by itself");
+    hand.event(limited(1_000_000));
+    assert_eq!(hand.machine.status().halt, None);
+    assert_eq!(hand.kinds().last(), Some(&FrameKind::Manifest));
+}
+
+#[test]
+fn c17_a_duplicate_at_another_sequence_is_doubt() {
+    let script = one_commit();
+    let mut walsender = Walsender::new(&script, START);
+    let mut hand = Hand::new(settings(Acknowledge::Published));
+    hand.held = Some(Vec::new());
+    hand.send(&mut walsender);
+    let publish = hand.held.take().expect("set").remove(0);
+    hand.held = Some(Vec::new());
+    let sequence = StreamSequence(1);
+    hand.answer(&publish, Outcome::DuplicateAt { sequence });
+    assert_eq!(hand.said.last(), Some(&Command::ReadTail));
+    assert_eq!(hand.flushes(), [START], "and counts for nothing");
+    let tail = hand.stream.tail();
+    hand.event(Event::Tail(TailAnswer::Frame(tail)));
+    let again = hand.held.take().expect("set").remove(0);
+    assert_eq!(
+        (again.payload, again.attempt),
+        (publish.payload, 2),
+        "the same bytes again"
+    );
+}
+
+#[test]
+fn r4_an_answer_that_was_overtaken_by_acknowledgements_is_not_loss() {
+    let step = || Step::Commit {
+        xid: 700,
+        rows: rows(8, 100),
+    };
+    let script = Script {
+        steps: vec![step(), step()],
+    };
+    let mut walsender = Walsender::new(&script, START);
+    let mut hand = Hand::new(settings(Acknowledge::Published));
+    hand.held = Some(Vec::new());
+    hand.send(&mut walsender);
+    hand.send(&mut walsender);
+    let sent = hand.held.replace(Vec::new()).expect("set");
+    assert!(sent.len() >= 2);
+    hand.answer(&sent[sent.len() - 1], Outcome::NoStream);
+    let early = hand.stream.tail();
+    let outcome = hand.stream.publish(&sent[0]);
+    hand.answer(&sent[0], outcome);
+    hand.event(Event::Tail(TailAnswer::Frame(early)));
+    assert!(!hand.machine.is_over());
+    assert_eq!(hand.said.last(), Some(&Command::ReadTail), "it asks again");
+}
+
+/// A stream with one transaction of the script in it, and the slot fallen back to the start.
+fn resumed(last: impl FnOnce(&mut TransactionIdentity)) -> Hand {
+    let script = one_commit();
+    let mut hand = Hand::new(settings(Acknowledge::Published));
+    hand.send(&mut Walsender::new(&script, START));
+    let LastTransaction::Known(mut identity) = hand.stream.last_transaction() else {
+        panic!("it was published");
+    };
+    last(&mut identity);
+    let mut start = hand.stream.start(Incarnation(1), START);
+    start.last_transaction = LastTransaction::Known(identity);
+    let mut out = Vec::new();
+    hand.machine = Machine::new(
+        settings(Acknowledge::Published),
+        start,
+        Duration::ZERO,
+        &mut out,
+    );
+    hand.carry_out(out);
+    hand
+}
+
+#[test]
+fn c02_the_tails_last_transaction_must_come_by_unchanged() {
+    let script = one_commit();
+    let mut hand = resumed(|_| {});
+    hand.send(&mut Walsender::new(&script, START));
+    assert_eq!(hand.halted(), None);
+    let bundles = hand.kinds();
+    let bundles = bundles.iter().filter(|kind| **kind == FrameKind::Bundle);
+    assert_eq!(bundles.count(), 1, "and is dropped");
+    let mut hand = resumed(|identity| identity.commit_time = CommitTime(1));
+    hand.send(&mut Walsender::new(&script, START));
+    assert_eq!(hand.halted(), Some(HaltCode::SourceRewound), "another time");
+    let mut hand = resumed(|identity| identity.xid = Xid(1));
+    hand.send(&mut Walsender::new(&script, START));
+    assert_eq!(hand.halted(), Some(HaltCode::SourceRewound), "another id");
+}
+
+#[test]
+fn c02_the_tails_last_transaction_must_come_by_at_all() {
+    let mut hand = resumed(|_| {});
+    hand.event(Event::CopyData(&keepalive(Lsn(0x9000), false)));
+    assert_eq!(hand.halted(), Some(HaltCode::SourceRewound));
+}
+
+#[test]
+fn c02_nothing_may_come_between_the_last_transaction_and_the_tail() {
+    // The stream's last transaction lies before the one that is sent again below the tail.
+    let mut hand = resumed(|identity| identity.commit_lsn = Lsn(0xF00));
+    hand.send(&mut Walsender::new(&one_commit(), START));
+    assert_eq!(hand.halted(), Some(HaltCode::SourceRewound));
+}
+
+#[test]
+fn c26_applied_goes_on_behind_a_lost_tail_and_says_from_where() {
+    let ahead = Lsn(0x5000);
+    let hand = Hand::resuming(settings(Acknowledge::Applied), Stream::new(START), ahead);
+    assert_eq!(hand.halted(), None);
+    let frame = hand.stream.frame(2);
+    let Body::Marker(marker) = frame.body else {
+        panic!("a marker");
+    };
+    assert_eq!(marker.continues_at, ahead);
+    assert_eq!(
+        (frame.header.follows, frame.header.position),
+        (ahead, ahead)
+    );
+    assert_eq!(marker.history, history());
+}
+
+#[test]
+fn c03_published_halts_only_after_its_own_marker() {
+    let mut out = Vec::new();
+    let stream = Stream::new(START);
+    let start = stream.start(Incarnation(0), Lsn(0x5000));
+    let machine = Machine::new(
+        settings(Acknowledge::Published),
+        start,
+        Duration::ZERO,
+        &mut out,
+    );
+    assert!(!machine.is_over(), "a stale tail would look the same");
+    let hand = Hand::resuming(settings(Acknowledge::Published), stream, Lsn(0x5000));
+    assert_eq!(hand.kinds().last(), Some(&FrameKind::Marker));
+    assert_eq!(hand.halted(), Some(HaltCode::StreamLostTail));
+}
+
+#[test]
+fn c18_unfinished_chunks_share_one_budget() {
+    let block = |xid| Step::Block {
+        xid,
+        subxid: xid,
+        rows: rows(2, 80),
+    };
+    let script = Script {
+        steps: (700..720).map(block).collect(),
+    };
+    let mut walsender = Walsender::new(&script, START);
+    let mut hand = Hand::new(settings(Acknowledge::Published));
+    for _ in 0..20 {
+        hand.send(&mut walsender);
+    }
+    let chunks = hand.kinds();
+    let chunks = chunks.iter().filter(|kind| **kind == FrameKind::Chunk);
+    // 20 transactions of about 200 bytes, 700 of which may stay unfinished.
+    assert!(chunks.count() >= 15);
+}

@@ -245,7 +245,12 @@ impl<'a> World<'a> {
                     ..StreamSpace::default()
                 };
                 let target = Some("target@1".to_owned());
-                self.event(Event::Stream { space, target });
+                let floor = self.machine.status().last_sequence;
+                self.event(Event::Stream {
+                    space,
+                    target,
+                    floor,
+                });
                 self.looked_at = self.stream.0.len();
                 self.report();
                 self.lose_tail();
