@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use serde::de::{Deserialize, Deserializer, Visitor};
+use serde::de::{Deserialize, Deserializer};
 
 /// A scalar as written. Its `Debug` shows nothing, because any of them may hold a secret.
 #[derive(Clone, Default, PartialEq, Eq)]
@@ -253,36 +253,9 @@ impl fmt::Debug for WrittenList {
 }
 
 impl<'de> Deserialize<'de> for Written {
+    /// As text, because a parser left to guess reads `off` as false and `010` as eight.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Scalar;
-        impl Visitor<'_> for Scalar {
-            type Value = Written;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("one value (text, number, true or false)")
-            }
-
-            fn visit_str<E>(self, text: &str) -> Result<Written, E> {
-                Ok(Written(text.to_owned()))
-            }
-
-            fn visit_bool<E>(self, value: bool) -> Result<Written, E> {
-                Ok(Written(value.to_string()))
-            }
-
-            fn visit_i64<E>(self, value: i64) -> Result<Written, E> {
-                Ok(Written(value.to_string()))
-            }
-
-            fn visit_u64<E>(self, value: u64) -> Result<Written, E> {
-                Ok(Written(value.to_string()))
-            }
-
-            fn visit_f64<E>(self, value: f64) -> Result<Written, E> {
-                Ok(Written(value.to_string()))
-            }
-        }
-        deserializer.deserialize_any(Scalar)
+        String::deserialize(deserializer).map(Written)
     }
 }
 

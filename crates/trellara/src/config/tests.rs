@@ -206,3 +206,13 @@ fn an_embedded_broker_is_the_default_and_keeps_its_state_per_flow() {
         resolved(SMALLEST, &[("TRELLARA__NATS__URL", "nats://broker:4222")]).expect("resolves");
     assert!(matches!(config.nats.broker, BrokerSetting::External(_)));
 }
+
+#[test]
+fn scalars_stay_the_text_that_was_written() {
+    let text =
+        format!("{SMALLEST}nats: {{durable: true, replicas: 3}}\nops: {{listen: off}}\nlanes: 1\n");
+    let config = resolved(&text, &[]).expect("resolves");
+    assert_eq!(config.process.listen, Listen::Off);
+    assert!(config.nats.durable);
+    assert_eq!(config.nats.replicas, 3);
+}

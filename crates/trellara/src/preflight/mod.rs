@@ -163,7 +163,7 @@ pub(crate) async fn examine(config: &Config, broker: Option<&Broker>) -> Vec<Fin
         broker::examine(config, broker, target, &mut findings).await;
     }
     let mut findings = findings.0;
-    findings.sort_by(|a, b| b.severity.cmp(&a.severity));
+    findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     findings
 }
 

@@ -1,0 +1,79 @@
+//! `--help` is the reference: a change of it is a change that a user sees.
+
+use std::process::Command;
+
+const COMMANDS: [&str; 13] = [
+    "check",
+    "setup",
+    "run",
+    "relay",
+    "applier",
+    "status",
+    "wait",
+    "inspect",
+    "remove",
+    "config",
+    "demo",
+    "completions",
+    "man",
+];
+
+fn help(arguments: &[&str]) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_trellara"))
+        .args(arguments)
+        .arg("--help")
+        .env_remove("TRELLARA_CONFIG")
+        .output()
+        .expect("the program starts");
+    assert!(output.status.success());
+    String::from_utf8(output.stdout).expect("help is UTF-8")
+}
+
+#[test]
+fn help_of_the_program() {
+    insta::assert_snapshot!("trellara", help(&[]));
+}
+
+#[test]
+fn help_of_every_command() {
+    for command in COMMANDS {
+        let help = help(&[command]);
+        for part in ["Reads:", "Writes:", "Examples:"] {
+            assert!(help.contains(part), "{command}: no {part}");
+        }
+        insta::assert_snapshot!(command, help);
+    }
+}
+
+#[test]
+fn every_command_is_covered() {
+    let listed = help(&[]);
+    let commands = listed
+        .split("Commands:")
+        .nth(1)
+        .and_then(|rest| rest.split("\n\n").next());
+    let names: Vec<&str> = commands
+        .expect("a list of commands")
+        .lines()
+        .filter(|line| line.starts_with("  ") && !line.starts_with("   "))
+        .filter_map(|line| line.split_whitespace().next())
+        .collect();
+    assert_eq!(names, COMMANDS);
+}
+
+#[test]
+fn usage_errors_have_their_code() {
+    let run = |arguments: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_trellara"))
+            .args(arguments)
+            .output();
+        output.expect("the program starts").status.code()
+    };
+    assert_eq!(run(&["nonsense"]), Some(64));
+    assert_eq!(run(&["check", "--nonsense"]), Some(64));
+    assert_eq!(
+        run(&["--config", "/nonexistent.yml", "config", "check"]),
+        Some(78)
+    );
+    assert_eq!(run(&["config", "schema"]), Some(0));
+}
