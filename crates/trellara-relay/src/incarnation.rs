@@ -64,6 +64,9 @@ const TICK: Duration = Duration::from_millis(100);
 const SPACE_INTERVAL: Duration = Duration::from_secs(2);
 /// Whether commits wait for us is asked for this often.
 const SYNCHRONOUS_INTERVAL: Duration = Duration::from_secs(10);
+/// When told to stop, what is in flight is waited for this long, so that the slot is left where
+/// the stream is; the rest would only be sent again.
+const SETTLE_LIMIT: Duration = Duration::from_secs(5);
 /// A question to the source is given up after this long.
 const SOURCE_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -98,7 +101,10 @@ pub(crate) async fn run(
     status: &RelayStatus,
     metrics: &Metrics,
 ) -> End {
-    let opened = open(options, broker, known, streaming, status).await;
+    let opened = tokio::select! {
+        () = cancel.cancelled() => return End::Cancelled,
+        opened = Box::pin(open(options, broker, known, streaming, status)) => opened,
+    };
     let opened = match opened {
         Ok(opened) => opened,
         Err(end) => return end,
@@ -309,14 +315,22 @@ impl Incarnate<'_> {
     async fn work(&mut self, mut reports: CoreSubscription, cancel: &CancellationToken) -> End {
         let mut ticker = tokio::time::interval(TICK);
         ticker.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut stop_at: Option<tokio::time::Instant> = None;
         loop {
             if let Some(end) = self.carry_out() {
                 return end;
             }
-            let wants_input = self.machine.wants_input();
+            if let Some(stop_at) = stop_at
+                && (self.machine.is_settled() || stop_at <= tokio::time::Instant::now())
+            {
+                return End::Cancelled;
+            }
+            let wants_input = stop_at.is_none() && self.machine.wants_input();
             tokio::select! {
                 biased;
-                () = cancel.cancelled() => return End::Cancelled,
+                () = cancel.cancelled(), if stop_at.is_none() => {
+                    stop_at = Some(tokio::time::Instant::now() + SETTLE_LIMIT);
+                }
                 Some((ordinal, attempt, outcome)) = self.publishes.next() => {
                     self.event(Event::Published { ordinal, attempt, outcome });
                 }

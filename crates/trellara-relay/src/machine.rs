@@ -368,6 +368,11 @@ impl Machine {
         self.phase == Phase::Over
     }
 
+    /// Whether every frame built is acknowledged.
+    pub fn is_settled(&self) -> bool {
+        self.frames.is_idle()
+    }
+
     /// Takes an event; appends what is to be done.
     pub fn handle(&mut self, now: Duration, event: Event<'_>, out: &mut Vec<Command>) {
         if self.phase == Phase::Over {

@@ -38,11 +38,7 @@ pub async fn run(
         let attempt = incarnation::run(
             &options, &broker, known, streaming, &cancel, &status, &metrics,
         );
-        let end = tokio::select! {
-            () = cancel.cancelled() => End::Cancelled,
-            end = Box::pin(attempt) => end,
-        };
-        let (reason, next) = match end {
+        let (reason, next) = match Box::pin(attempt).await {
             End::Cancelled => {
                 status.update(|status| status.state = RelayState::Stopped);
                 return Ok(());

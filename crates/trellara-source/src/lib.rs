@@ -1,13 +1,12 @@
-//! What Trellara asks of the source: facts and findings before anything is created, the
-//! publication, the slot, and the replication stream with its feedback.
+//! What Trellara asks of the source: the publication and the slot, as facts and as things to
+//! create and drop, and the replication stream with its feedback.
 //!
 //! This crate states facts; it decides nothing about them (that is the relay's business, rules
-//! 0.4). It changes only what it is told to change: a publication and a slot of its own. It never
+//! 0.4, and the program's, which turns them into findings). It changes only what it is told to change: a publication and a slot of its own. It never
 //! writes a row, never changes a replica identity, never starts a stream anywhere but at the
 //! slot's own position.
 
 mod options;
-pub mod preflight;
 pub mod publication;
 pub mod slot;
 pub mod stream;

@@ -18,7 +18,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use tokio::sync::mpsc;
 use trellara_envelope::Lsn;
-use trellara_postgres::{CopyBoth, CopyWriter, Fault, QueryError, ReplicationConnection};
+use trellara_postgres::{CopyBoth, Fault, QueryError, ReplicationConnection};
 
 use crate::SourceOptions;
 use answer::Answering;
@@ -89,7 +89,6 @@ pub struct ReplicationStream {
     events: mpsc::UnboundedReceiver<(StreamEvent, usize)>,
     gate: Arc<Gate>,
     answering: Arc<Answering>,
-    writer: CopyWriter,
 }
 
 /// Received bytes that may wait for the relay; beyond it the socket is not read, and the source
@@ -143,7 +142,7 @@ impl ReplicationStream {
                 .spawn(move || read::run(copy.reader, &sender, &gate))?;
         }
         {
-            let (answering, writer) = (answering.clone(), writer.clone());
+            let answering = answering.clone();
             std::thread::Builder::new()
                 .name("replication-answer".to_owned())
                 .spawn(move || answer::run(&answering, &writer))?;
@@ -152,7 +151,6 @@ impl ReplicationStream {
             events,
             gate,
             answering,
-            writer,
         })
     }
 
@@ -172,9 +170,9 @@ impl ReplicationStream {
 
 impl Drop for ReplicationStream {
     fn drop(&mut self) {
+        // The answering thread closes the connection behind its last words.
         self.answering.stop();
         self.gate.close();
-        self.writer.shutdown();
     }
 }
 

@@ -45,7 +45,8 @@ impl Answering {
         self.changed.notify_one();
     }
 
-    /// Waits for something to send; `None` when it is over.
+    /// Waits for something to send; `None` when it is over. What was said last still goes out, so
+    /// that an orderly stop leaves the slot where the stream is.
     fn next(&self) -> Option<(Option<Feedback>, bool)> {
         let state = self.lock();
         let (mut state, _) = self
@@ -54,7 +55,7 @@ impl Answering {
                 !state.fresh && !state.stopped
             })
             .unwrap_or_else(PoisonError::into_inner);
-        if state.stopped {
+        if state.stopped && !state.fresh {
             return None;
         }
         state.fresh = false;
@@ -67,17 +68,22 @@ impl Answering {
     }
 }
 
-/// Sends until told to stop or until the connection is gone, which the reader notices too.
+/// Sends until told to stop or until the connection is gone; either ends the connection for the
+/// reader too.
 pub(super) fn run(answering: &Answering, writer: &CopyWriter) {
     while let Some((feedback, reply)) = answering.next() {
         let Some(feedback) = feedback else { continue };
-        let update = status_update(feedback.write, feedback.flush, feedback.apply, now(), reply);
+        let Feedback {
+            write,
+            flush,
+            apply,
+        } = feedback;
+        let update = status_update(write, flush, apply, now(), reply);
         if writer.send_copy_data(&update).is_err() {
-            // A connection that takes nothing must also end for the reader.
-            writer.shutdown();
-            return;
+            break;
         }
     }
+    writer.shutdown();
 }
 
 fn now() -> CommitTime {

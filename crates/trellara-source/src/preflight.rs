@@ -1,1 +1,0 @@
-//! Read-only facts about the source, and what is wrong with them.
