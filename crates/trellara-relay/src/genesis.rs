@@ -22,6 +22,7 @@ pub fn genesis_frame(flow: FlowName, genesis: Genesis) -> Frame {
             keep_from: StreamSequence(1),
             lane: Lane(0),
             follows: genesis.continues_at,
+            lanes: Vec::new(),
             mac: Vec::new(),
         },
         body: Body::Genesis(genesis),

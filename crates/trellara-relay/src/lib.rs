@@ -29,6 +29,7 @@ mod genesis;
 mod incarnation;
 pub mod machine;
 mod metrics;
+mod opening;
 mod options;
 pub mod resume;
 mod run;

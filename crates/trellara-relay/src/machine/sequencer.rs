@@ -188,6 +188,7 @@ impl Sequencer {
                 keep_from: keep_from.unwrap_or(sequence).min(sequence),
                 lane: Lane(0),
                 follows: advance.follows,
+                lanes: Vec::new(),
                 mac: Vec::new(),
             },
             body,

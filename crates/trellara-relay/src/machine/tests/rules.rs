@@ -471,3 +471,46 @@ fn c18_unfinished_chunks_share_one_budget() {
     // 20 transactions of about 200 bytes, 700 of which may stay unfinished.
     assert!(chunks.count() >= 15);
 }
+
+#[test]
+fn b24_a_stream_abort_that_nobody_asked_for_is_ignored() {
+    let script = Script {
+        steps: vec![
+            Step::End {
+                xid: 700,
+                commits: false,
+            },
+            Step::Rollback {
+                xid: 700,
+                subxid: 701,
+            },
+        ],
+    };
+    let mut walsender = Walsender::new(&script, START);
+    let mut hand = Hand::new(settings(Acknowledge::Published));
+    hand.send(&mut walsender);
+    hand.send(&mut walsender);
+    assert_eq!(hand.halted(), None);
+    assert_eq!(hand.kinds(), [FrameKind::Genesis, FrameKind::Marker]);
+}
+
+#[test]
+fn b45_unacknowledged_frames_are_bounded_and_input_waits() {
+    let step = |xid| Step::Commit {
+        xid,
+        rows: rows(1, 100),
+    };
+    let script = Script {
+        steps: (700..1_000).map(step).collect(),
+    };
+    let mut walsender = Walsender::new(&script, START);
+    let mut hand = Hand::new(settings(Acknowledge::Published));
+    hand.held = Some(Vec::new());
+    let mut sent = 0;
+    while hand.machine.wants_input() {
+        hand.send(&mut walsender);
+        sent += 1;
+    }
+    assert!(sent < 300, "the window of 4,000 bytes is full long before");
+    assert!(hand.machine.status().window_bytes < 2 * 4_000);
+}

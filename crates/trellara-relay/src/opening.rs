@@ -1,0 +1,216 @@
+//! Beginning an incarnation: both servers are asked, the slot is taken, the table decides.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use trellara_envelope::{Halt, HaltCode, Incarnation, Lsn, Marker, SourceHistory};
+use trellara_jetstream::publish::Publisher;
+use trellara_jetstream::read::Reader;
+use trellara_jetstream::{Broker, BrokerError, BrokerErrorKind, CoreSubscription, Support};
+use trellara_postgres::{
+    ConnectError, ConnectErrorKind, QueryError, ReplicationConnection, Session,
+};
+use trellara_source::publication::PublicationFacts;
+use trellara_source::stream;
+use trellara_source::stream::{ReplicationStream, Streaming};
+
+use crate::facts::{self, BrokerFacts};
+use crate::incarnation::End;
+use crate::machine::{Settings, Start, StreamSpace};
+use crate::resume::{Outcome as Decision, decide};
+use crate::{RelayOptions, RelayState, RelayStatus};
+
+/// A question to the source is given up after this long.
+const SOURCE_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Everything that must be there before the machine begins.
+pub(crate) struct Opened {
+    pub(crate) stream: ReplicationStream,
+    pub(crate) session: Arc<Session>,
+    pub(crate) publisher: Publisher,
+    pub(crate) reports: CoreSubscription,
+    pub(crate) publication: PublicationFacts,
+    pub(crate) start: Start,
+}
+
+pub(crate) async fn open(
+    options: &RelayOptions,
+    broker: &Broker,
+    known: Incarnation,
+    streaming: Streaming,
+    status: &RelayStatus,
+) -> Result<Opened, End> {
+    let source = &options.source;
+    let session = Arc::new(source.session().await.map_err(refused)?);
+    let mut connection = ReplicationConnection::connect(&source.connect)
+        .await
+        .map_err(refused)?;
+    let history = connection.history().await.map_err(not_started)?;
+    let stream_name = options.flow.stream();
+    let reader = Reader::new(broker, &stream_name);
+    // Asked before the slot is taken too: a missing slot or another cluster is not found out by a
+    // failing START_REPLICATION.
+    let facts = facts::of_broker(broker, &reader, &options.flow)
+        .await
+        .map_err(unheard)?;
+    ask_table(options, &session, &history, &facts).await?;
+    status.update(|status| status.state = RelayState::Resuming);
+    let stream = stream::start(connection, source, streaming)
+        .await
+        .map_err(not_started)?;
+    // The slot is ours; now the facts count (0.4).
+    let facts = facts::of_broker(broker, &reader, &options.flow)
+        .await
+        .map_err(unheard)?;
+    let (decision, publication) = ask_table(options, &session, &history, &facts).await?;
+    let Decision::GoOn(tail, confirmed) = decision else {
+        return Err(again("the facts changed while they were read"));
+    };
+    let publisher = Publisher::new(broker, &stream_name);
+    let reports = broker
+        .subscribe_core(&options.flow.position_subject())
+        .await
+        .map_err(unheard)?;
+    let incarnation = Incarnation(known.max(tail.incarnation).0 + 1);
+    let target = facts.stream.as_ref().and_then(|stream| stream.target());
+    let space = facts
+        .stream
+        .as_ref()
+        .map_or_else(StreamSpace::default, facts::space);
+    let start = Start {
+        incarnation,
+        marker: marker(&history, &publication),
+        history,
+        tail,
+        last_transaction: facts.last_transaction,
+        confirmed,
+        target: target.map(str::to_owned),
+        space,
+    };
+    Ok(Opened {
+        stream,
+        session,
+        publisher,
+        reports,
+        publication,
+        start,
+    })
+}
+
+/// Reads the source's side and asks the table; everything but going on is an error here.
+async fn ask_table(
+    options: &RelayOptions,
+    session: &Session,
+    history: &SourceHistory,
+    broker: &BrokerFacts,
+) -> Result<(Decision, PublicationFacts), End> {
+    let read = facts::of_source(session, &options.source, history.clone(), broker);
+    let facts = match tokio::time::timeout(SOURCE_TIMEOUT, read).await {
+        Ok(Ok(facts)) => facts,
+        Ok(Err(fault)) => {
+            let text = format!("the source: {} ({})", fault.message, fault.sqlstate);
+            return Err(again(text));
+        }
+        Err(_) => return Err(again("the source does not answer")),
+    };
+    match decide(&facts) {
+        Decision::Refuse(halt) => Err(halt.into()),
+        Decision::NotASource => Err(again("the server is a standby; waiting for a primary")),
+        Decision::FirstStart => Err(Halt::new(
+            HaltCode::Config,
+            "neither slot nor stream exist",
+            "run `trellara setup` first; the relay creates nothing",
+        )
+        .into()),
+        Decision::GoOn(tail, confirmed) => match facts.publication {
+            Some(publication) => Ok((Decision::GoOn(tail, confirmed), publication)),
+            None => Err(again("the publication disappeared")),
+        },
+    }
+}
+
+fn marker(history: &SourceHistory, publication: &PublicationFacts) -> Marker {
+    let mut members = publication.member_ids();
+    members.truncate(Marker::MAX_MEMBERS);
+    Marker {
+        history: history.clone(),
+        continues_at: Lsn::ZERO,
+        publication: publication.oid,
+        publication_flags: publication.flags(),
+        members_digest: publication.members_digest(),
+        members,
+    }
+}
+
+pub(crate) fn settings(options: &RelayOptions, broker: &Broker) -> Settings {
+    Settings {
+        flow: options.flow.clone(),
+        acknowledge: options.acknowledge,
+        message_ids: broker.server_version().support() == Support::Full,
+        window_bytes: options.window_bytes,
+        bundle_bytes: options.bundle_bytes,
+        chunk_bytes: options.chunk_bytes,
+        unfinished_bytes: options.unfinished_bytes,
+        open_bytes: options.open_bytes,
+        shutdown_grace: options.shutdown_grace,
+        heartbeat_interval: options.heartbeat_interval,
+        membership_interval: options.membership_interval,
+        max_payload: broker.max_payload(),
+    }
+}
+
+pub(crate) fn again(reason: impl Into<String>) -> End {
+    End::Again {
+        reason: reason.into(),
+        began: None,
+        streaming: Streaming::On,
+    }
+}
+
+const OBJECT_IN_USE: &str = "55006";
+const INSUFFICIENT_PRIVILEGE: &str = "42501";
+
+/// No connection to the source.
+fn refused(error: ConnectError) -> End {
+    if error.is_passing() {
+        return again(format!("the source: {error}"));
+    }
+    let code = match error.kind {
+        ConnectErrorKind::Refused => HaltCode::Rights,
+        _ => HaltCode::Config,
+    };
+    Halt::new(code, format!("the source: {error}"), error.hint).into()
+}
+
+/// A command on the replication connection failed.
+fn not_started(error: QueryError) -> End {
+    let QueryError::Server(fault) = error else {
+        return again(format!("the source: {error}"));
+    };
+    let text = format!("{} ({})", fault.message, fault.sqlstate);
+    match fault.sqlstate.as_str() {
+        // Another relay has it, or a dead one's walsender has not noticed yet (B17).
+        OBJECT_IN_USE => again(format!("the replication slot: {text}")),
+        INSUFFICIENT_PRIVILEGE => Halt::new(
+            HaltCode::Rights,
+            format!("the source: {text}"),
+            "grant the relay's role REPLICATION, as in config/",
+        )
+        .into(),
+        // The table is asked again, which knows what to say about slot and publication.
+        _ => again(format!("the source: {text}")),
+    }
+}
+
+/// The broker did not do what was asked.
+fn unheard(error: BrokerError) -> End {
+    let code = match error.kind() {
+        BrokerErrorKind::Passing | BrokerErrorKind::Missing | BrokerErrorKind::Refused { .. } => {
+            return again(format!("the broker: {error}"));
+        }
+        BrokerErrorKind::Permission { .. } => HaltCode::Rights,
+        BrokerErrorKind::Configuration => HaltCode::Broker,
+    };
+    let hint = error.hint().unwrap_or("check the nats section of the file");
+    Halt::new(code, format!("the broker: {error}"), hint).into()
+}
