@@ -28,6 +28,7 @@ Exit codes: 0 the flow is set up; 11 a server or table does not fit; 10 stream o
 Examples:
   trellara setup --dry-run
   trellara setup --print-sql | psql \"$ADMIN_URL\"
+  TRELLARA__TARGET__URL=\"$ADMIN_URL\" trellara setup --yes   (the file names the daemons' roles)
   trellara setup --yes")]
 pub(crate) struct Args {
     /// Only say what would be created.
@@ -125,6 +126,6 @@ async fn sql(config: &Config) -> Result<String, Failure> {
     out.push(String::new());
     out.push(format!("-- target: {}", config.target.connect.redacted()));
     out.push(schema::sql());
-    out.push(schema::grants(config.target.connect.user()));
+    out.push(schema::grants(&config.target.role));
     Ok(out.join("\n"))
 }

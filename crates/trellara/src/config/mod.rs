@@ -6,6 +6,8 @@ mod defaults;
 mod expand;
 mod file;
 mod keys;
+mod model;
+mod nats;
 mod quantity;
 mod resolve;
 
@@ -20,7 +22,7 @@ use secrecy::SecretString;
 
 pub(crate) use defaults::*;
 pub(crate) use keys::{Available, KEYS, Key};
-pub(crate) use resolve::{AcknowledgeSetting, BrokerSetting, Config, Listen, OnHalt};
+pub(crate) use model::{AcknowledgeSetting, BrokerSetting, Config, Listen, OnHalt};
 
 pub(crate) use quantity::duration;
 
@@ -112,7 +114,38 @@ pub(crate) fn load(path: &Path, environment: &EnvironmentMap) -> Result<Config, 
     })?;
     let written = written(&text, environment)?;
     let secrets = read_secrets(&written)?;
-    resolve::resolve(&written, environment, secrets)
+    let mut config = resolve::resolve(&written, environment, secrets)?;
+    name_daemon_roles(&text, environment, &mut config);
+    Ok(config)
+}
+
+/// `TRELLARA__TARGET__URL=…admin… trellara setup` gives one command other rights; whose rights its
+/// checks are about stays what the file says. A file that cannot do without the override names
+/// nobody, and then the override's own user is meant.
+fn name_daemon_roles(text: &str, environment: &EnvironmentMap, config: &mut Config) {
+    let Ok(mut file) = parse(text) else { return };
+    if expand::variables(&mut file, environment).is_err() {
+        return;
+    }
+    let libpq = trellara_postgres::Environment::from_map(environment.clone());
+    let user = |url: Option<&file::Written>| {
+        let options = trellara_postgres::ConnectOptions::parse(url?.0.trim(), &libpq).ok()?;
+        Some(options.user().to_owned())
+    };
+    if let Some(role) = user(
+        file.source
+            .as_ref()
+            .and_then(|section| section.url.as_ref()),
+    ) {
+        config.source.role = role;
+    }
+    if let Some(role) = user(
+        file.target
+            .as_ref()
+            .and_then(|section| section.url.as_ref()),
+    ) {
+        config.target.role = role;
+    }
 }
 
 /// The written form with overrides and variables applied.

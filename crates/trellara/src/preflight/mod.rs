@@ -154,7 +154,8 @@ pub(crate) async fn examine(config: &Config, broker: Option<&Broker>) -> Vec<Fin
         }
     }
     if let (Ok(source), Ok(target)) = (&source, &target)
-        && let Err(failure) = tables::compare(source, target, &members, &mut findings).await
+        && let Err(failure) =
+            tables::compare(source, target, &config.target.role, &members, &mut findings).await
     {
         findings.failed("TABLES_QUERY", "tables", failure);
     }

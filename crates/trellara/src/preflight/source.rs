@@ -21,7 +21,7 @@ pub(super) async fn examine(
 ) -> Result<Vec<TableName>, Failure> {
     version(session, "source", findings);
     settings(config, session, findings).await?;
-    role(session, findings).await?;
+    role(config, session, findings).await?;
     let slot_exists = slot_facts(config, session, findings).await?;
     let facts = publication::describe(session, &config.source.publication).await?;
     let tables = match &facts {
@@ -146,16 +146,18 @@ async fn settings(
     Ok(())
 }
 
-async fn role(session: &Session, findings: &mut Findings) -> Result<(), Failure> {
-    let row = session
+/// Both whoever asks, who makes the slot, and the relay's role, who reads it.
+async fn role(config: &Config, session: &Session, findings: &mut Findings) -> Result<(), Failure> {
+    let rows = session
         .client
-        .query_one(
-            "SELECT rolname::text, rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user",
-            &[],
+        .query(
+            "SELECT rolname::text FROM pg_roles \
+              WHERE rolname IN (current_user, $1) AND NOT (rolreplication OR rolsuper)",
+            &[&config.source.role],
         )
         .await?;
-    let (name, may): (String, bool) = (row.get(0), row.get(1));
-    if !may {
+    for row in rows {
+        let name: String = row.get(0);
         let cure = format!("ALTER ROLE {} REPLICATION", quote::identifier(&name));
         findings.right(
             "SOURCE_NO_REPLICATION",

@@ -23,15 +23,19 @@ struct Column {
 struct Table {
     columns: BTreeMap<String, Column>,
     kind: String,
-    missing_rights: Vec<&'static str>,
+    missing_rights: Vec<String>,
     deferrable: Vec<String>,
 }
+
+/// What an applier needs on a table: UPDATE and DELETE find their rows by reading them.
+const RIGHTS: [&str; 5] = ["SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE"];
 
 type Tables = BTreeMap<(String, String), Table>;
 
 pub(super) async fn compare(
     source: &Session,
     target: &Session,
+    applier: &str,
     members: &[TableName],
     findings: &mut Findings,
 ) -> Result<(), Failure> {
@@ -48,8 +52,8 @@ pub(super) async fn compare(
         );
         return Ok(());
     }
-    let ours = read(source, members).await?;
-    let theirs = read(target, members).await?;
+    let ours = read(source, members, applier).await?;
+    let theirs = read(target, members, applier).await?;
     for member in members {
         let key = (member.schema.clone(), member.name.clone());
         let Some(target) = theirs.get(&key) else {
@@ -66,7 +70,7 @@ pub(super) async fn compare(
         if let Some(source) = ours.get(&key) {
             compare_columns(member, source, target, findings);
         }
-        about_table(member, target, findings);
+        about_table(member, target, applier, findings);
     }
     Ok(())
 }
@@ -119,7 +123,7 @@ fn compare_columns(name: &TableName, source: &Table, target: &Table, findings: &
     }
 }
 
-fn about_table(name: &TableName, table: &Table, findings: &mut Findings) {
+fn about_table(name: &TableName, table: &Table, applier: &str, findings: &mut Findings) {
     if !matches!(table.kind.as_str(), "r" | "p") {
         let cure = "only ordinary and partitioned tables can be applied to";
         findings.error(
@@ -131,11 +135,11 @@ fn about_table(name: &TableName, table: &Table, findings: &mut Findings) {
     }
     if !table.missing_rights.is_empty() {
         let rights = table.missing_rights.join(", ");
-        let cure = format!("GRANT {rights} ON {name} TO the applier's role");
+        let cure = format!("GRANT {rights} ON {name} TO {}", quote::identifier(applier));
         findings.right(
             "TARGET_TABLE_RIGHT",
             name.to_string(),
-            format!("the role lacks {rights}"),
+            format!("role {applier} lacks {rights}"),
             cure,
         );
     }
@@ -149,33 +153,31 @@ fn about_table(name: &TableName, table: &Table, findings: &mut Findings) {
     }
 }
 
-async fn read(session: &Session, members: &[TableName]) -> Result<Tables, Failure> {
+/// The rights are those of role `applier`; where there is no such role, none is missing.
+async fn read(session: &Session, members: &[TableName], applier: &str) -> Result<Tables, Failure> {
     let (schemas, names) = source::columns(members);
     let mut tables = Tables::new();
     let rows = session
         .client
         .query(
             "SELECT t.s, t.n, c.relkind::text, \
-                    has_table_privilege(c.oid, 'SELECT'), has_table_privilege(c.oid, 'INSERT'), \
-                    has_table_privilege(c.oid, 'UPDATE'), has_table_privilege(c.oid, 'DELETE'), \
-                    has_table_privilege(c.oid, 'TRUNCATE'), \
+                    ARRAY(SELECT a.privilege FROM unnest($4::text[]) WITH ORDINALITY AS a(privilege, n) \
+                           WHERE NOT has_table_privilege(r.oid, c.oid, a.privilege) ORDER BY a.n), \
                     ARRAY(SELECT conname::text FROM pg_constraint AS k WHERE k.conrelid = c.oid \
                             AND k.condeferrable AND k.contype IN ('u', 'p', 'x') ORDER BY 1) \
                FROM unnest($1::text[], $2::text[]) AS t(s, n) \
                JOIN pg_namespace AS ns ON ns.nspname = t.s \
-               JOIN pg_class AS c ON c.relnamespace = ns.oid AND c.relname = t.n",
-            &[&schemas, &names],
+               JOIN pg_class AS c ON c.relnamespace = ns.oid AND c.relname = t.n \
+               CROSS JOIN (SELECT to_regrole(quote_ident($3))::oid) AS r(oid)",
+            &[&schemas, &names, &applier, &RIGHTS.as_slice()],
         )
         .await?;
     for row in &rows {
-        const RIGHTS: [&str; 5] = ["SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE"];
-        let lacks = |(at, _): &(usize, &str)| !row.get::<_, bool>(3 + at);
-        let missing = RIGHTS.into_iter().enumerate().filter(lacks);
         let table = Table {
             columns: BTreeMap::new(),
             kind: row.get(2),
-            missing_rights: missing.map(|(_, right)| right).collect(),
-            deferrable: row.get(8),
+            missing_rights: row.get(3),
+            deferrable: row.get(4),
         };
         tables.insert((row.get(0), row.get(1)), table);
     }

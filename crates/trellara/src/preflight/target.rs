@@ -18,9 +18,10 @@ pub(super) async fn examine(
         .query_one(
             "SELECT pg_is_in_recovery(), current_setting('default_transaction_read_only') = 'on', \
                     has_database_privilege(current_database(), 'CREATE'), \
-                    has_parameter_privilege('session_replication_role', 'SET'), \
-                    current_setting('server_encoding')",
-            &[],
+                    has_parameter_privilege(r.oid, 'session_replication_role', 'SET'), \
+                    current_setting('server_encoding') \
+               FROM (SELECT to_regrole(quote_ident($1))::oid) AS r(oid)",
+            &[&config.target.role],
         )
         .await?;
     if row.get(0) {
@@ -68,7 +69,16 @@ pub(super) async fn examine(
             );
         }
     }
-    replica_role(config, row.get(3), &user, findings);
+    match row.get(3) {
+        Some(may) => replica_role(config, may, findings),
+        None => {
+            let role = quote::identifier(&config.target.role);
+            let cure =
+                format!("CREATE ROLE {role} LOGIN, with the grants of config/postgres/target.sql");
+            let reason = "the role of target.url does not exist";
+            findings.right("TARGET_ROLE_MISSING", format!("role {role}"), reason, cure);
+        }
+    }
     let encoding: String = row.get(4);
     if encoding != "UTF8" {
         let cure = "characters that it does not know will stop the flow";
@@ -82,11 +92,12 @@ pub(super) async fn examine(
     Ok(())
 }
 
-fn replica_role(config: &Config, may: bool, user: &str, findings: &mut Findings) {
+fn replica_role(config: &Config, may: bool, findings: &mut Findings) {
     if may || config.process.role_replica == Some(false) {
         return;
     }
     let reason = "the role may not set session_replication_role: triggers and foreign keys of the target act a second time";
+    let user = quote::identifier(&config.target.role);
     let cure = format!("GRANT SET ON PARAMETER session_replication_role TO {user}");
     match config.process.role_replica {
         Some(true) => findings.right("TARGET_REPLICA_ROLE", "target", reason, cure),

@@ -4,7 +4,7 @@
 //! is taken from the daemons' status at the moment of the scrape, so that it can never be stale.
 //! Positions appear as differences: a float holds no LSN above 2^53.
 
-use metrics::{counter, describe_gauge, gauge};
+use metrics::{describe_gauge, gauge};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 
 use crate::report::DaemonReport;
@@ -94,10 +94,6 @@ impl States {
         }
         for (stage, bytes) in report.lag_bytes() {
             gauge!(LAG_BYTES, "flow" => flow.clone(), "stage" => stage).set(bytes as f64);
-        }
-        for (name, value) in &report.counters {
-            let name = format!("trellara_{role}_{name}_total");
-            counter!(name, "flow" => flow.clone()).absolute(*value);
         }
     }
 }

@@ -1,0 +1,113 @@
+//! The resolved configuration: what commands and daemons are told.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use trellara_envelope::FlowName;
+use trellara_jetstream::NatsOptions;
+use trellara_postgres::ConnectOptions;
+
+/// A configuration that can be acted on.
+#[derive(Debug, Clone)]
+pub(crate) struct Config {
+    pub(crate) flow: FlowName,
+    pub(crate) source: Source,
+    pub(crate) target: Target,
+    pub(crate) nats: Nats,
+    pub(crate) process: Process,
+}
+
+/// How the daemons behave.
+#[derive(Debug, Clone)]
+pub(crate) struct Process {
+    pub(crate) listen: Listen,
+    /// `backfill.mode: none`: the operator says that the target was loaded by other means.
+    pub(crate) rows_loaded_elsewhere: bool,
+    pub(crate) batch_bytes: u64,
+    /// Whether to apply under the replica role; `None` where the role may.
+    pub(crate) role_replica: Option<bool>,
+    pub(crate) stall_timeout: Duration,
+    pub(crate) shutdown_timeout: Duration,
+    pub(crate) on_halt: OnHalt,
+}
+
+/// The source.
+#[derive(Debug, Clone)]
+pub(crate) struct Source {
+    pub(crate) connect: ConnectOptions,
+    /// Who runs the relay: the user of the file's own URL, also where an override connects this
+    /// command as somebody else.
+    pub(crate) role: String,
+    pub(crate) tables: Vec<String>,
+    pub(crate) publication: String,
+    pub(crate) slot: String,
+    pub(crate) acknowledge: AcknowledgeSetting,
+    pub(crate) insert_only: Vec<String>,
+    pub(crate) shutdown_grace: Duration,
+}
+
+/// `source.acknowledge` as written; what `auto` means is found out with the broker (C28).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AcknowledgeSetting {
+    Auto,
+    Published,
+    Applied,
+}
+
+/// The target.
+#[derive(Debug, Clone)]
+pub(crate) struct Target {
+    pub(crate) connect: ConnectOptions,
+    /// Who runs the applier, as in [`Source::role`].
+    pub(crate) role: String,
+}
+
+/// The stream and its broker.
+#[derive(Debug, Clone)]
+pub(crate) struct Nats {
+    pub(crate) broker: BrokerSetting,
+    /// `None`: as much as the broker's kind allows.
+    pub(crate) max_bytes: Option<u64>,
+    /// `None`: half of the stream's limit.
+    pub(crate) open_bytes: Option<u64>,
+    pub(crate) history: History,
+    pub(crate) replicas: usize,
+    pub(crate) durable: bool,
+    pub(crate) monitor_url: Option<String>,
+}
+
+/// Which broker.
+#[derive(Debug, Clone)]
+pub(crate) enum BrokerSetting {
+    /// One that runs somewhere. The client name is filled in by the command.
+    External(NatsOptions),
+    /// Ours, started by `trellara run`.
+    Embedded {
+        server: Option<PathBuf>,
+        store_dir: PathBuf,
+    },
+}
+
+/// `nats.history`: whichever is reached first ends it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct History {
+    pub(crate) age: Duration,
+    pub(crate) bytes: u64,
+}
+
+/// `ops.listen`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Listen {
+    /// The daemon's usual port on loopback.
+    Default,
+    Address(SocketAddr),
+    Off,
+}
+
+/// `halt`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OnHalt {
+    Stay,
+    Exit,
+}

@@ -1,0 +1,147 @@
+//! The `nats:` section: which broker, how to convince it, how much of it to use.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use secrecy::SecretString;
+use trellara_envelope::FlowName;
+use trellara_jetstream::{Credentials, NatsOptions, TlsOptions};
+
+use super::file::{NatsSection, Written};
+use super::model::{BrokerSetting, History, Nats};
+use super::resolve::{Problems, boolean, choose, within};
+use super::{EnvironmentMap, HISTORY_AGE, HISTORY_BYTES, REPLICAS, quantity};
+
+pub(super) fn resolve(
+    flow: &FlowName,
+    section: &NatsSection,
+    environment: &EnvironmentMap,
+    password: Option<SecretString>,
+    problems: &mut Problems,
+) -> Nats {
+    let size = |text: &str| match text {
+        "auto" => Ok(None),
+        _ => quantity::bytes(text).and_then(|bytes| within(bytes, 1 << 20, 1 << 60).map(Some)),
+    };
+    let max_bytes = problems.parsed("nats.max_bytes", section.max_bytes.as_ref(), None, size);
+    let open_bytes = problems.parsed("nats.open_bytes", section.open_bytes.as_ref(), None, size);
+    if let (Some(open), Some(max)) = (open_bytes, max_bytes)
+        && open >= max
+    {
+        let hint = "open transactions may fill a part of the stream, never all of it";
+        problems.add("nats.open_bytes", "is not below nats.max_bytes", hint);
+    }
+    Nats {
+        broker: broker(flow, section, environment, password, problems),
+        max_bytes,
+        open_bytes,
+        history: problems.parsed("nats.history", section.history.as_ref(), HISTORY, history),
+        replicas: problems.parsed(
+            "nats.replicas",
+            section.replicas.as_ref(),
+            REPLICAS,
+            |text| choose(text, &[("1", 1), ("2", 2), ("3", 3), ("4", 4), ("5", 5)]),
+        ),
+        durable: problems.parsed("nats.durable", section.durable.as_ref(), false, boolean),
+        monitor_url: section
+            .monitor_url
+            .as_ref()
+            .map(|written| written.0.trim().to_owned()),
+    }
+}
+
+const HISTORY: History = History {
+    age: HISTORY_AGE,
+    bytes: HISTORY_BYTES,
+};
+
+/// `1h`, `1GiB` or both, parted by `or` or a comma.
+fn history(text: &str) -> Result<History, String> {
+    let mut history = History {
+        age: Duration::MAX,
+        bytes: u64::MAX,
+    };
+    for part in text.split(" or ").flat_map(|part| part.split(',')) {
+        match (quantity::duration(part), quantity::bytes(part)) {
+            (Ok(age), _) => history.age = age,
+            (Err(_), Ok(bytes)) => history.bytes = bytes,
+            (Err(_), Err(_)) => return Err(format!("neither a duration nor a size: {part:?}")),
+        }
+    }
+    Ok(history)
+}
+
+fn broker(
+    flow: &FlowName,
+    section: &NatsSection,
+    environment: &EnvironmentMap,
+    password: Option<SecretString>,
+    problems: &mut Problems,
+) -> BrokerSetting {
+    let path =
+        |written: &Option<Written>| written.as_ref().map(|written| PathBuf::from(&written.0));
+    let Some(url) = section.url.as_ref().map(|url| url.0.trim().to_owned()) else {
+        let store_dir = path(&section.store_dir).unwrap_or_else(|| state_dir(flow, environment));
+        return BrokerSetting::Embedded {
+            server: path(&section.server),
+            store_dir,
+        };
+    };
+    if section.tls_cert.is_some() != section.tls_key.is_some() {
+        let hint = "a client certificate needs both nats.tls_cert and nats.tls_key";
+        problems.add("nats.tls_cert", "is alone", hint);
+    }
+    let credentials = match (path(&section.credentials_file), password) {
+        (Some(_), Some(_)) => {
+            let hint = "keep nats.credentials_file or nats.password_file, not both";
+            problems.add(
+                "nats.credentials_file",
+                "contradicts nats.password_file",
+                hint,
+            );
+            Credentials::None
+        }
+        (Some(file), None) => Credentials::CredentialsFile(file),
+        (None, Some(password)) => match user_of(&url) {
+            Some(user) => Credentials::UserPassword { user, password },
+            None => Credentials::Token(password),
+        },
+        (None, None) => Credentials::None,
+    };
+    BrokerSetting::External(NatsOptions {
+        url,
+        credentials,
+        tls: TlsOptions {
+            required: false,
+            first: false,
+            ca_file: path(&section.tls_ca),
+            certificate_file: path(&section.tls_cert),
+            key_file: path(&section.tls_key),
+        },
+        client_name: String::new(),
+        inbox_prefix: String::new(),
+    })
+}
+
+/// The user in `nats://user@host`; with `nats.password_file` and no user the file is a token.
+fn user_of(url: &str) -> Option<String> {
+    let (_, rest) = url.split(',').next()?.split_once("://")?;
+    let (user, _) = rest.rsplit_once('@')?;
+    let user = user.split_once(':').map_or(user, |(user, _)| user);
+    (!user.is_empty()).then(|| user.to_owned())
+}
+
+/// Where a service keeps what must survive: systemd's folder, else the usual ones.
+fn state_dir(flow: &FlowName, environment: &EnvironmentMap) -> PathBuf {
+    let directory = |name: &str| environment.get(name).filter(|value| !value.is_empty());
+    let base = if let Some(systemd) = directory("STATE_DIRECTORY") {
+        PathBuf::from(systemd.split(':').next().unwrap_or(systemd))
+    } else if let Some(xdg) = directory("XDG_STATE_HOME") {
+        PathBuf::from(xdg).join("trellara")
+    } else if let Some(home) = directory("HOME") {
+        PathBuf::from(home).join(".local/state/trellara")
+    } else {
+        PathBuf::from("/var/lib/trellara")
+    };
+    base.join(flow.as_str())
+}
