@@ -31,6 +31,7 @@ pub mod machine;
 mod metrics;
 mod opening;
 mod options;
+pub mod rehearsal;
 pub mod resume;
 mod run;
 mod status;
