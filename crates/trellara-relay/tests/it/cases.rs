@@ -49,7 +49,7 @@ async fn b01_b02_nothing_is_lost_around_a_restart() {
         let relay = world.start();
         relay.streaming().await;
         let id = |of: i32| round * 10 + of;
-        let insert = |of: i32| format!("INSERT INTO t VALUES ({}, 'v')", id(of));
+        let insert = |of: i32| format!("INSERT INTO public.t VALUES ({}, 'v')", id(of));
         early.client.batch_execute("BEGIN").await.expect("SQL");
         early.client.batch_execute(&insert(1)).await.expect("SQL");
         late.client.batch_execute(&insert(2)).await.expect("SQL");
@@ -264,7 +264,10 @@ async fn b44_a_killed_broker_loses_nothing_and_doubles_nothing() {
     for round in 0..3 {
         world.nats.pause().expect("pause");
         for row in 0..20 {
-            world.sql(&format!("INSERT INTO t VALUES ({}, 'v')", round * 20 + row));
+            world.sql(&format!(
+                "INSERT INTO public.t VALUES ({}, 'v')",
+                round * 20 + row
+            ));
         }
         world.nats.kill().expect("kill");
         world.nats.start_again().expect("start");

@@ -161,7 +161,8 @@ async fn c12_an_open_transaction_cannot_fill_the_stream() {
     let relay = world.start();
     relay.streaming().await;
     let open = world.session().await;
-    let fill = "BEGIN; INSERT INTO t SELECT g, repeat('x', 1000) FROM generate_series(1, 12000) g";
+    let fill =
+        "BEGIN; INSERT INTO public.t SELECT g, repeat('x', 1000) FROM generate_series(1, 12000) g";
     open.client.batch_execute(fill).await.expect("SQL");
     relay
         .until("restarted", |status| status.restarts >= 1)
