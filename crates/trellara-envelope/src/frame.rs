@@ -46,11 +46,31 @@ pub struct Header {
     /// `position` of the previous positional frame; equal to `position` in frames that are not
     /// positional.
     pub follows: Lsn,
+    /// The same link once more for each lane the frame is in, because a lane sees holes in the
+    /// flow's ordinals (C55); empty in strict mode, where the flow's own link says it all.
+    pub lanes: Vec<LaneLink>,
     /// Keyed MAC over header and body; empty until a key is configured.
     pub mac: Vec<u8>,
 }
 
+/// A frame's place in the chain of one lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LaneLink {
+    /// The lane.
+    pub lane: Lane,
+    /// This frame's number in the lane.
+    pub ordinal: FrameOrdinal,
+    /// `position` of the lane's previous positional frame.
+    pub follows: Lsn,
+    /// Digest of the lane's frame `ordinal - 1`; all zero in its first one.
+    pub previous: FrameDigest,
+}
+
 /// What one kind of frame says.
+///
+/// Kinds are added behind the last one, each with a number of its own in the prefix; a reader
+/// that does not know it refuses the frame by that number. A frame for several lanes on the
+/// barrier subject will be the next.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Body {
     /// Written by `setup` before the slot is handed to anyone (C03).

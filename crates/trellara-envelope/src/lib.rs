@@ -24,7 +24,7 @@ pub use codec::{DecodeError, FORMAT_VERSION, FRAME_PREFIX_BYTES, MAX_HEAD_BYTES}
 pub use digest::{FrameDigest, RunningDigest, TransactionHash};
 pub use frame::{
     Abort, AbortedRange, Body, BundleEntry, Chunk, Frame, FrameKind, Genesis, Header, Heartbeat,
-    Manifest, Marker, PublicationMember, RelationCount,
+    LaneLink, Manifest, Marker, PublicationMember, RelationCount,
 };
 pub use halt::{Halt, HaltCode};
 pub use history::{ParseSourceIdError, SourceHistory, SourceId, SystemId, Timeline};

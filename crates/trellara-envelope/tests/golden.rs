@@ -6,7 +6,7 @@
 mod support;
 
 use bytes::Bytes;
-use support::{frames, hex, report};
+use support::{frames, hex, laned, report};
 use trellara_envelope::{FORMAT_VERSION, Frame, PositionReport};
 
 fn golden(name: &str) -> Vec<u8> {
@@ -26,8 +26,10 @@ fn golden(name: &str) -> Vec<u8> {
 #[test]
 fn version_1_frames_have_their_golden_bytes() {
     assert_eq!(FORMAT_VERSION, 1, "the golden files are those of version 1");
-    for frame in frames() {
-        let name = frame.body.kind().as_str();
+    let named = frames()
+        .into_iter()
+        .map(|frame| (frame.body.kind().as_str(), frame));
+    for (name, frame) in named.chain([("lanes", laned())]) {
         let encoded = frame.encode();
         assert_eq!(
             hex(&encoded),

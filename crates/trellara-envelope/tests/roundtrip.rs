@@ -8,8 +8,8 @@ use proptest::prelude::*;
 use support::{frames, report};
 use trellara_envelope::{
     Abort, AbortedRange, Body, BundleEntry, Chunk, CommitTime, FlowName, Frame, FrameDigest,
-    FrameKind, FrameOrdinal, Genesis, Header, Heartbeat, Incarnation, Lane, LaneEpoch, Lsn,
-    Manifest, Marker, Oid, PositionReport, PublicationMember, RelationCount, SourceHistory,
+    FrameKind, FrameOrdinal, Genesis, Header, Heartbeat, Incarnation, Lane, LaneEpoch, LaneLink,
+    Lsn, Manifest, Marker, Oid, PositionReport, PublicationMember, RelationCount, SourceHistory,
     SourceId, StreamSequence, SystemId, Timeline, Xid,
 };
 
@@ -43,6 +43,17 @@ fn history() -> impl Strategy<Value = SourceHistory> {
     })
 }
 
+fn lane_link() -> impl Strategy<Value = LaneLink> {
+    (any::<u32>(), any::<u64>(), lsn(), digest()).prop_map(|(lane, ordinal, follows, previous)| {
+        LaneLink {
+            lane: Lane(lane),
+            ordinal: FrameOrdinal(ordinal),
+            follows,
+            previous,
+        }
+    })
+}
+
 fn header() -> impl Strategy<Value = Header> {
     (
         (flow(), source(), any::<u64>(), any::<u64>(), digest()),
@@ -51,6 +62,7 @@ fn header() -> impl Strategy<Value = Header> {
             any::<u64>(),
             any::<u32>(),
             lsn(),
+            vec(lane_link(), 0..3),
             vec(any::<u8>(), 0..40),
         ),
     )
@@ -64,7 +76,8 @@ fn header() -> impl Strategy<Value = Header> {
             keep_from: StreamSequence(second.1),
             lane: Lane(second.2),
             follows: second.3,
-            mac: second.4,
+            lanes: second.4,
+            mac: second.5,
         })
 }
 

@@ -13,6 +13,13 @@ pub(super) fn check(lane: Lane, sequence: StreamSequence, frame: &Frame) -> Resu
             format!("it belongs to lane {}, not {}", header.lane, lane),
         ));
     }
+    if !header.lanes.is_empty() {
+        return Err(Halt::new(
+            HaltCode::Config,
+            format!("the frame at sequence {sequence} belongs to a flow that is cut into lanes"),
+            "this version applies flows in strict order only: use the version that writes the flow",
+        ));
+    }
     if header.follows > header.position && continues_at(&frame.body).is_none() {
         return Err(corrupt(
             sequence,

@@ -152,6 +152,7 @@ impl Writer {
                 keep_from: StreamSequence(self.sequence),
                 lane: Lane(0),
                 follows: Lsn(self.position),
+                lanes: Vec::new(),
                 mac: Vec::new(),
             },
             body,

@@ -315,6 +315,20 @@ fn a_bundle_that_contradicts_itself_is_corrupt() {
 }
 
 #[test]
+fn c55_a_flow_that_is_cut_into_lanes_is_refused_by_name() {
+    let (mut writer, mut machine) = shop();
+    machine.frame(&writer.marker(0x100));
+    let mut bundle = writer.bundle(&[0x110]);
+    bundle.frame.header.lanes = vec![trellara_envelope::LaneLink {
+        lane: Lane(0),
+        ordinal: FrameOrdinal(1),
+        follows: Lsn(0x100),
+        previous: FrameDigest::default(),
+    }];
+    halts(machine.frame(&bundle), HaltCode::Config);
+}
+
+#[test]
 fn chunks_are_left_aside() {
     let (mut writer, mut machine) = shop();
     let mut chunk = writer.marker(0x100);

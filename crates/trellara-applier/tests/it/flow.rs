@@ -361,6 +361,7 @@ impl Flow {
                 keep_from: StreamSequence(self.sequence + 1),
                 lane: Lane(0),
                 follows: Lsn(self.position),
+                lanes: Vec::new(),
                 mac: Vec::new(),
             },
             body,

@@ -5,7 +5,7 @@
 use bytes::Bytes;
 use trellara_envelope::{
     Abort, AbortedRange, Body, BundleEntry, Chunk, CommitTime, Frame, FrameDigest, FrameOrdinal,
-    Genesis, Header, Heartbeat, Incarnation, Lane, LaneEpoch, Lsn, Manifest, Marker, Oid,
+    Genesis, Header, Heartbeat, Incarnation, Lane, LaneEpoch, LaneLink, Lsn, Manifest, Marker, Oid,
     PositionReport, PublicationMember, RelationCount, SourceHistory, SourceId, StreamSequence,
     SystemId, Timeline, Xid, records,
 };
@@ -36,6 +36,7 @@ pub(crate) fn header() -> Header {
         keep_from: StreamSequence(290),
         lane: Lane(0),
         follows: Lsn(0x16_B374_D000),
+        lanes: Vec::new(),
         mac: Vec::new(),
     }
 }
@@ -157,6 +158,25 @@ pub(crate) fn frames() -> Vec<Frame> {
             payload,
         })
         .collect()
+}
+
+/// A frame of a flow that is cut into lanes: the format has them from the start.
+pub(crate) fn laned() -> Frame {
+    let (body, payload) = bundle();
+    let link = |lane, ordinal| LaneLink {
+        lane: Lane(lane),
+        ordinal: FrameOrdinal(ordinal),
+        follows: Lsn(0x16_B374_C000),
+        previous: FrameDigest::of(b"the frame before in this lane"),
+    };
+    let mut header = header();
+    header.lane = Lane(1);
+    header.lanes = vec![link(1, 77), link(3, 250)];
+    Frame {
+        header,
+        body,
+        payload,
+    }
 }
 
 pub(crate) fn report() -> PositionReport {
