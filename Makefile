@@ -72,9 +72,9 @@ sim: ## seeded simulations of the shipped machines, more cases than `make test` 
 	@PROPTEST_CASES=$(or $(CASES),20000) cargo test $(LOCKED) --release -p trellara-relay -p trellara-applier machine
 
 .PHONY: bench
-bench: servers ## side by side with native logical replication, with bars and verdicts
+bench: servers ## side by side with native logical replication, with bars and verdicts (BENCH="--quick --only W1 --output json")
 	@cargo build $(LOCKED) --release -p trellara -p trellara-testkit --bins
-	"$(TARGET)/release/bench"
+	"$(TARGET)/release/bench" $(BENCH)
 
 .PHONY: lint
 lint: ## formatting, lints, and the absences of docs/architecture.md

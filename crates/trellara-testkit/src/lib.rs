@@ -1,6 +1,7 @@
 //! Development only: real servers, cuttable proxies, seeded loads, and checkers that share no code
 //! with what they check.
 
+pub mod bench;
 pub mod broker;
 pub mod compare;
 pub mod daemon;
