@@ -240,6 +240,7 @@ impl<'a> Attempt<'a> {
             Verdict::Redelivered => self.count_duplicate(&opened),
             Verdict::Aside => {}
             Verdict::Missing => return self.missing(&opened).await,
+            Verdict::Overtaken(halt) => self.overtaken(&opened, halt).await?,
             Verdict::Halt(halt) => {
                 self.write_down().await?;
                 return Err(halt.into());
@@ -319,6 +320,29 @@ impl<'a> Attempt<'a> {
         self.status.count_delivery_gap(&self.options.flow);
         self.consumer.reposition(first_missed).await?;
         Ok(())
+    }
+
+    /// A frame of a writer that had lost the stream stands behind its successor's marker. When a
+    /// later marker closes it, it is garbage; before that nothing behind it may be read. The relay
+    /// writes that marker as soon as it finds the frame, so it is worth looking again.
+    async fn overtaken(&mut self, opened: &Delivered, halt: Halt) -> Result<(), Trouble> {
+        self.write_down().await?;
+        let mut from = opened.sequence.next();
+        let marks = self.options.flow.mark_subject();
+        while let Some(mark) = self.reader.next_on(&marks, from).await? {
+            let frame = position::decode(&mark.payload, mark.sequence)?;
+            if machine::closes_lower(&frame.body)
+                && frame.header.incarnation > opened.frame.header.incarnation
+            {
+                tracing::warn!(
+                    sequence = %opened.sequence, incarnation = %opened.frame.header.incarnation,
+                    "passed over a frame of a writer that had lost the stream"
+                );
+                return Ok(());
+            }
+            from = mark.sequence.next();
+        }
+        Err(Trouble::probe(halt))
     }
 
     async fn trim(&mut self) {

@@ -25,6 +25,9 @@ pub struct Machine {
     source: SourceId,
     end_lsn: Lsn,
     transaction_end_lsn: Lsn,
+    /// The whole way to `source`, once a marker has told it: a timeline's number alone does not
+    /// tell apart two servers that were promoted from the same one (C01).
+    history: Option<SourceHistory>,
     seen: Seen,
 }
 
@@ -67,6 +70,9 @@ pub enum Verdict {
     /// A frame between the last one and this one was not delivered. Ask the stream whether it has
     /// it: if so, position the consumer anew and go on, else it is a gap.
     Missing,
+    /// A writer wrote it that had lost the stream to a newer one. Ask the stream whether a later
+    /// marker closes it: then it is garbage, else a fork.
+    Overtaken(Halt),
     /// Stop.
     Halt(Halt),
 }
@@ -90,6 +96,7 @@ impl Machine {
             source: checkpoint.source,
             end_lsn: checkpoint.end_lsn,
             transaction_end_lsn: checkpoint.transaction_end_lsn,
+            history: None,
             seen: Seen {
                 sequence: transport.sequence,
                 ordinal: transport.ordinal,
@@ -140,13 +147,20 @@ impl Machine {
                 }
                 self.stand_behind(next);
             }
-            Verdict::Redelivered | Verdict::Aside | Verdict::Missing | Verdict::Halt(_) => {}
+            Verdict::Redelivered
+            | Verdict::Aside
+            | Verdict::Missing
+            | Verdict::Overtaken(_)
+            | Verdict::Halt(_) => {}
         }
         verdict
     }
 
     fn stand_behind(&mut self, next: &Delivered) {
         let header = &next.frame.header;
+        if let Some(history) = history_of(&next.frame.body) {
+            self.history = Some(history.clone());
+        }
         self.seen = Seen {
             sequence: next.sequence,
             ordinal: header.ordinal,
@@ -169,6 +183,15 @@ impl Machine {
         if passed && !self.opens_anew(frame) {
             return self.seen_before(*sequence, header);
         }
+        // Before its history: the server it read from may be an old primary.
+        if self.seen.proved
+            && header.incarnation < self.seen.incarnation
+            && continues_at(&frame.body).is_none()
+        {
+            let newer = self.seen.incarnation;
+            let reason = format!("incarnation {newer} has taken over before it");
+            return Ok(Verdict::Overtaken(fork(*sequence, header, reason)));
+        }
         self.check_history(*sequence, frame)?;
         if let Some(verdict) = self.check_chain(*sequence, frame)? {
             return Ok(verdict);
@@ -180,8 +203,16 @@ impl Machine {
     /// anew: a stream restored from an older copy hands out sequences and incarnations again.
     fn opens_anew(&self, frame: &Frame) -> bool {
         continues_at(&frame.body).is_some_and(|lsn| lsn <= self.end_lsn)
-            && history_of(&frame.body)
-                .is_some_and(|history| history.continues(self.source, self.end_lsn))
+            && history_of(&frame.body).is_some_and(|history| self.continued_by(history))
+    }
+
+    /// Whether this history holds everything up to where the target stands.
+    fn continued_by(&self, history: &SourceHistory) -> bool {
+        history.continues(self.source, self.end_lsn)
+            && self
+                .history
+                .as_ref()
+                .is_none_or(|known| history.shares_past(known, self.end_lsn))
     }
 
     /// The table itself: where the frame's `(follows, position]` lies against the checkpoint.
@@ -261,7 +292,14 @@ impl Machine {
     fn check_history(&self, sequence: StreamSequence, frame: &Frame) -> Result<(), Halt> {
         let header = &frame.header;
         match history_of(&frame.body) {
-            Some(history) => check_continues(history, self.source, self.end_lsn, sequence),
+            Some(history) if self.continued_by(history) => Ok(()),
+            Some(history) => Err(diverged(format!(
+                "the history of {} named at sequence {sequence} does not contain {} on {}, where \
+                 the target stands",
+                history.source(),
+                self.end_lsn,
+                self.source
+            ))),
             None if header.source == self.source => Ok(()),
             None => Err(diverged(format!(
                 "frame {} at sequence {sequence} was written on {}, the target stands on {}",
@@ -285,9 +323,7 @@ impl Machine {
             // A writer's first frame is its marker (C07): it was not delivered.
             return Ok(Some(Verdict::Missing));
         }
-        let reason = if header.incarnation < seen.incarnation {
-            format!("incarnation {} has taken over before it", seen.incarnation)
-        } else if header.ordinal <= seen.ordinal {
+        let reason = if header.ordinal <= seen.ordinal {
             format!("frame {} was read before it", seen.ordinal)
         } else if self.is_next(header) && header.previous != seen.digest {
             format!(
@@ -392,22 +428,6 @@ fn last_transaction_end(body: &Body) -> Option<Lsn> {
         | Body::Chunk(_)
         | Body::Abort(_) => None,
     }
-}
-
-fn check_continues(
-    history: &SourceHistory,
-    source: SourceId,
-    position: Lsn,
-    sequence: StreamSequence,
-) -> Result<(), Halt> {
-    if history.continues(source, position) {
-        return Ok(());
-    }
-    Err(diverged(format!(
-        "the history of {} named at sequence {sequence} does not contain {position} on {source}, \
-         where the target stands",
-        history.source()
-    )))
 }
 
 fn diverged(reason: String) -> Halt {

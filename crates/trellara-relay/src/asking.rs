@@ -15,6 +15,7 @@ use trellara_source::publication::PublicationFacts;
 use trellara_source::slot;
 
 use crate::RelayOptions;
+use crate::ending::{self, Ending};
 use crate::facts;
 use crate::machine::{ProbeAnswer, TailAnswer};
 use crate::resume::compare_members;
@@ -127,11 +128,11 @@ impl Asker {
 
 impl Shared {
     async fn tail(&self) -> TailAnswer {
-        match self.reader.tail().await {
-            Ok(None) => TailAnswer::Gone,
-            Ok(Some(last)) => match facts::tail_of(&last, &self.options.flow) {
-                Ok((tail, _)) => TailAnswer::Frame(tail),
-                Err(reason) => TailAnswer::Foreign(reason),
+        match self.reader.end().await {
+            Ok(end) => match ending::stream_end(&end, &self.options.flow) {
+                Ending::Empty => TailAnswer::Gone,
+                Ending::Foreign(reason) => TailAnswer::Foreign(reason),
+                Ending::At(last) => TailAnswer::Frame(last.tail),
             },
             Err(error) if *error.kind() == BrokerErrorKind::Missing => TailAnswer::Gone,
             Err(error) => TailAnswer::Failed(error.to_string()),

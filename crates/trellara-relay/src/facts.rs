@@ -11,6 +11,7 @@ use trellara_postgres::{Fault, Session, fault};
 use trellara_source::publication::PublicationFacts;
 use trellara_source::{SourceOptions, publication, slot};
 
+use crate::ending::{self, Ending, Last};
 use crate::machine::{LastTransaction, StreamSpace, Tail};
 use crate::resume::{Facts, StreamEnd};
 
@@ -41,17 +42,20 @@ pub(crate) async fn of_broker(
         }
         Err(error) => return Err(error),
     };
-    let Some(last) = reader.tail().await? else {
-        return Ok(nothing(StreamEnd::Empty, Some(stream)));
+    let last = match ending::read(reader, flow).await? {
+        Ending::Empty => return Ok(nothing(StreamEnd::Empty, Some(stream))),
+        Ending::Foreign(reason) => return Ok(nothing(StreamEnd::Foreign(reason), Some(stream))),
+        Ending::At(last) => *last,
     };
-    let (tail, frame) = match tail_of(&last, flow) {
-        Ok(read) => read,
-        Err(reason) => return Ok(nothing(StreamEnd::Foreign(reason), Some(stream))),
+    let marker = newest_marker(reader, flow, &stream, &last).await?;
+    let last_transaction = if last.passed_over {
+        // The newest on the subject may be one of those passed over, which proves nothing.
+        LastTransaction::Trimmed
+    } else {
+        last_transaction(reader, flow).await?
     };
-    let marker = newest_marker(reader, flow, &stream, &tail).await?;
-    let last_transaction = last_transaction(reader, flow).await?;
     Ok(BrokerFacts {
-        end: StreamEnd::At(tail, frame.header.source),
+        end: StreamEnd::At(last.tail, last.frame.header.source),
         stream: Some(stream),
         marker,
         last_transaction,
@@ -128,7 +132,7 @@ pub(crate) fn tail_of(
     Ok((tail, frame))
 }
 
-fn frame_of(payload: &Bytes, flow: &FlowName) -> Result<Frame, String> {
+pub(crate) fn frame_of(payload: &Bytes, flow: &FlowName) -> Result<Frame, String> {
     let frame = Frame::decode(payload).map_err(|error| error.to_string())?;
     if frame.header.flow != *flow {
         return Err(format!("it belongs to flow {}", frame.header.flow));
@@ -151,9 +155,9 @@ async fn newest_marker(
     reader: &Reader,
     flow: &FlowName,
     stream: &StreamFacts,
-    tail: &Tail,
+    last: &Last,
 ) -> Result<Option<Marker>, BrokerError> {
-    let (mut low, mut high) = (stream.first_sequence.0, tail.sequence.0);
+    let (mut low, mut high) = (stream.first_sequence.0, last.at.0);
     while low < high {
         let middle = low + (high - low) / 2;
         let next = reader
@@ -166,7 +170,7 @@ async fn newest_marker(
         let Ok(frame) = frame_of(&next.payload, flow) else {
             return Ok(None);
         };
-        if frame.header.incarnation >= tail.incarnation {
+        if frame.header.incarnation >= last.tail.incarnation {
             high = middle;
         } else {
             low = next.sequence.0 + 1;

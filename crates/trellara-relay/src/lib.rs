@@ -24,6 +24,7 @@
 //! that never waits for the broker (R6).
 
 mod asking;
+mod ending;
 mod facts;
 mod genesis;
 mod incarnation;

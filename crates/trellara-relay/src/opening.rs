@@ -67,6 +67,10 @@ pub(crate) async fn open(
         return Err(again("the facts changed while they were read"));
     };
     let publisher = Publisher::new(broker, &stream_name);
+    let publisher = match &facts.stream {
+        Some(stream) => publisher.fencing_pipelines(stream),
+        None => publisher,
+    };
     let reports = broker
         .subscribe_core(&options.flow.position_subject())
         .await

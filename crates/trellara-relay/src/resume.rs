@@ -76,6 +76,7 @@ pub fn decide(facts: &Facts) -> Outcome {
         (StreamEnd::At(tail, source), _) => (tail, *source),
     };
     let checked = check_history(&facts.history, source, tail.position, flush)
+        .and_then(|()| check_past(facts, tail.position))
         .and_then(|()| check_slot(facts, tail.position))
         .and_then(|confirmed| {
             check_publication(facts)?;
@@ -255,6 +256,23 @@ fn check_history(
              again, and set synchronized_standby_slots (17 and newer) so that it cannot recur",
         )),
         Some(_) => Ok(()),
+    }
+}
+
+/// Two servers promoted from the same one at different positions call their new timelines by the
+/// same number: where the last writer's marker is still there, the whole way is compared (C01).
+fn check_past(facts: &Facts, position: Lsn) -> Result<(), Halt> {
+    match &facts.marker {
+        Some(marker) if !facts.history.shares_past(&marker.history, position) => Err(Halt::new(
+            HaltCode::Diverged,
+            format!(
+                "the stream and this server came to timeline {} on different ways before {position}",
+                facts.history.timeline
+            ),
+            "two servers were promoted from the same one: point source.url at the one that wrote \
+             the stream, or copy the tables again",
+        )),
+        _ => Ok(()),
     }
 }
 

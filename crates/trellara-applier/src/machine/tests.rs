@@ -195,7 +195,7 @@ fn a_consumer_moved_back_by_an_operator_reads_duplicates_up_to_the_position() {
 }
 
 #[test]
-fn a_writer_that_was_taken_over_is_a_fork() {
+fn frames_of_a_writer_that_was_taken_over_are_passed_over() {
     let (mut writer, mut machine) = shop();
     machine.frame(&writer.marker(0x100));
     let mut old = writer.clone();
@@ -203,7 +203,22 @@ fn a_writer_that_was_taken_over_is_a_fork() {
     old.sequence = writer.sequence;
     old.ordinal = writer.ordinal;
     old.previous = writer.previous;
-    halts(machine.frame(&old.bundle(&[0x110])), HaltCode::Fork);
+    let before = machine.sequence();
+    // It may be reading from an old primary, too.
+    old.history.timeline = Timeline(9);
+    let landed = old.bundle(&[0x110]);
+    assert!(
+        matches!(machine.frame(&landed), Verdict::Overtaken(halt) if halt.code == HaltCode::Fork)
+    );
+    assert_eq!(machine.sequence(), before, "nothing moves");
+    // The relay goes on behind it with a new marker, from where its own flow ended.
+    writer.sequence = old.sequence;
+    assert_eq!(machine.frame(&writer.marker(0x100)), Verdict::Duplicate);
+    assert_eq!(
+        machine.frame(&writer.bundle(&[0x110, 0x120])),
+        Verdict::Apply(0..2),
+        "what landed counts for nothing"
+    );
 }
 
 #[test]
@@ -281,6 +296,18 @@ fn a_later_timeline_that_left_ours_below_the_checkpoint_diverges() {
     machine.frame(&writer.marker(0x100));
     machine.frame(&writer.bundle(&[0x110]));
     writer.history.timeline = Timeline(2);
+    writer.history.switches = vec![(Timeline(1), Lsn(0x108))];
+    halts(machine.frame(&writer.marker(0x110)), HaltCode::Diverged);
+}
+
+#[test]
+fn c01_another_server_with_the_same_timeline_number_diverges() {
+    let (mut writer, mut machine) = shop();
+    writer.history.timeline = Timeline(2);
+    writer.history.switches = vec![(Timeline(1), Lsn(0x100))];
+    machine.frame(&writer.marker(0x100));
+    machine.frame(&writer.bundle(&[0x110]));
+    assert_eq!(machine.frame(&writer.marker(0x110)), Verdict::Duplicate);
     writer.history.switches = vec![(Timeline(1), Lsn(0x108))];
     halts(machine.frame(&writer.marker(0x110)), HaltCode::Diverged);
 }

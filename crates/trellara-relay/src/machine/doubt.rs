@@ -200,6 +200,18 @@ impl Machine {
                 self.retry_doubt(now, out);
                 Ok(())
             }
+            // What a writer had on its way when our marker took the stream from it. Our window
+            // continues frames that have no place any more; a new marker closes both.
+            TailVerdict::Other if tail.incarnation < ours => {
+                self.restart(
+                    format!(
+                        "frames of incarnation {} landed behind the marker of this one, {ours}",
+                        tail.incarnation
+                    ),
+                    out,
+                );
+                Ok(())
+            }
             TailVerdict::Other if self.phase == Phase::Marking => {
                 self.restart("the stream has moved since its tail was read", out);
                 Ok(())

@@ -196,6 +196,21 @@ fn a_failover_below_the_position_diverged() {
 }
 
 #[test]
+fn c01_another_server_with_the_same_timeline_number_diverged() {
+    let halt = refused(HaltCode::Diverged, |facts| {
+        facts.history.switches = vec![(Timeline(1), Lsn(310))];
+    });
+    assert!(halt.reason.contains("timeline 2"), "{halt}");
+    let mut facts = facts();
+    facts.history.timeline = Timeline(3);
+    facts.history.switches.push((Timeline(2), P));
+    assert!(
+        matches!(decide(&facts), Outcome::GoOn(..)),
+        "a later failover at P or above shares the past"
+    );
+}
+
+#[test]
 fn a_source_behind_the_stream_was_set_back() {
     refused(HaltCode::SourceRewound, |facts| {
         facts.flush = Some(Lsn(499))

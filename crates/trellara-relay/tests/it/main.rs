@@ -4,5 +4,6 @@
 
 mod cases;
 mod chain;
+mod fencing;
 mod rules;
 mod world;

@@ -21,7 +21,8 @@ use trellara_postgres::{
 use trellara_relay::{
     Acknowledge, RelayOptions, RelayState, RelayStatus, StatusSnapshot, genesis_frame, run,
 };
-use trellara_source::{SourceOptions, publication, slot};
+use trellara_source::publication::{self, Partitions};
+use trellara_source::{SourceOptions, slot};
 
 use crate::chain::Chain;
 
@@ -98,7 +99,7 @@ impl World {
         let tables = publication::expand(&session, &pattern)
             .await
             .expect("tables");
-        publication::create(&session, &source.publication, &tables)
+        publication::create(&session, &source.publication, &tables, Partitions::Root)
             .await
             .expect("a publication");
         let mut connection = ReplicationConnection::connect(&source.connect)
@@ -136,6 +137,16 @@ impl World {
 
     /// Publishes as anyone might.
     pub(crate) async fn publish(&self, last: StreamSequence, subject: &str, payload: Bytes) {
+        assert!(self.try_publish(last, subject, payload).await);
+    }
+
+    /// Publishes behind the sequence `last`, unless something else is there by now.
+    pub(crate) async fn try_publish(
+        &self,
+        last: StreamSequence,
+        subject: &str,
+        payload: Bytes,
+    ) -> bool {
         let publisher = Publisher::new(&self.broker, &self.options.flow.stream());
         let outgoing = Outgoing {
             subject: subject.to_owned(),
@@ -146,7 +157,11 @@ impl World {
         };
         let outcome = publisher.publish(outgoing).await;
         let sequence = StreamSequence(last.0 + 1);
+        if matches!(outcome, Outcome::WrongSequence { .. }) {
+            return false;
+        }
         assert_eq!(outcome, Outcome::Stored { sequence });
+        true
     }
 
     pub(crate) fn start(&self) -> Relay {
