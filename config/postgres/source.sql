@@ -3,14 +3,17 @@
 -- Running it again changes nothing; run it again after adding tables. The roles have no password:
 -- give them one with \password, or use certificates.
 
--- Which schemas, and which flow.
-SET trellara.schemas = 'public';
-SET trellara.flow = 'shop';
+-- Which schemas (an array: '{public,"Odd Name"}'), and the publication: trellara_ and the flow's
+-- name, unless source.publication says otherwise.
+SET trellara.schemas = '{public}';
+SET trellara.publication = 'trellara_shop';
 
 -- trellara_capture runs the relay. REPLICATION lets it read the whole cluster's WAL through a slot
 -- of its own: whoever has this role's password has the data of every database there, so its
 -- connections come from the relay's host only (pg_hba.conf, below). It can write nothing.
--- trellara_admin runs `trellara setup` and `remove`: it makes the publication and drops it.
+-- trellara_admin runs `trellara setup` and `remove`: it makes the slot and drops it. The file names
+-- trellara_capture; an override gives one command other rights:
+--     TRELLARA__SOURCE__URL=postgresql://trellara_admin@db1/shop trellara setup
 DO $$
 DECLARE
     role text;
@@ -25,6 +28,8 @@ $$;
 -- A relay holds two connections, and two more while it takes over from a dead one.
 ALTER ROLE trellara_capture REPLICATION CONNECTION LIMIT 8;
 ALTER ROLE trellara_admin REPLICATION;
+-- `remove` ends the relay's walsender before it drops the slot, which takes the walsender's role.
+GRANT trellara_capture TO trellara_admin;
 
 -- SELECT is for the checks and the initial copy; streaming itself needs none.
 -- With row security on these tables, the copy would miss rows: then, and only then,
@@ -35,9 +40,9 @@ DECLARE
 BEGIN
     EXECUTE format('GRANT CONNECT ON DATABASE %I TO trellara_capture, trellara_admin',
                    current_database());
-    -- CREATE on the database is what CREATE PUBLICATION asks for.
+    -- Half of what CREATE PUBLICATION asks for; see below for the other half.
     EXECUTE format('GRANT CREATE ON DATABASE %I TO trellara_admin', current_database());
-    FOREACH schema IN ARRAY string_to_array(replace(current_setting('trellara.schemas'), ' ', ''), ',') LOOP
+    FOREACH schema IN ARRAY current_setting('trellara.schemas')::text[] LOOP
         EXECUTE format('GRANT USAGE ON SCHEMA %I TO trellara_capture, trellara_admin', schema);
         EXECUTE format('GRANT SELECT ON ALL TABLES IN SCHEMA %I TO trellara_capture, trellara_admin', schema);
     END LOOP;
@@ -48,22 +53,26 @@ $$;
 GRANT pg_read_all_stats TO trellara_capture, trellara_admin;
 
 -- The publication. Only a table's owner can publish it, so a DBA makes it here and Trellara uses
--- it as it is. publish_via_partition_root stays off: partitions arrive as themselves.
+-- it as it is (and `remove` leaves it). Where setup shall make it, leave this block out and let
+-- trellara_admin act for the owner: GRANT table_owner TO trellara_admin.
+-- Partitions come with their root and under its name, so that both sides may be partitioned
+-- differently; that is what setup makes, too.
 DO $$
 DECLARE
-    publication text := 'trellara_' || current_setting('trellara.flow');
+    publication text := current_setting('trellara.publication');
     tables text;
 BEGIN
     SELECT string_agg(format('%I.%I', n.nspname, c.relname), ', ' ORDER BY n.nspname, c.relname)
       INTO tables
       FROM pg_catalog.pg_class AS c
       JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
-     WHERE c.relkind = 'r' AND c.relpersistence = 'p'
-       AND n.nspname = ANY (string_to_array(replace(current_setting('trellara.schemas'), ' ', ''), ','));
+     WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND NOT c.relispartition
+       AND n.nspname = ANY (current_setting('trellara.schemas')::text[]);
     IF tables IS NULL THEN
         RAISE NOTICE 'no tables in schemas %: no publication made', current_setting('trellara.schemas');
     ELSIF NOT EXISTS (SELECT FROM pg_catalog.pg_publication WHERE pubname = publication) THEN
-        EXECUTE format('CREATE PUBLICATION %I FOR TABLE %s', publication, tables);
+        EXECUTE format('CREATE PUBLICATION %I FOR TABLE %s WITH (publish_via_partition_root = true)',
+                       publication, tables);
     END IF;
 END
 $$;

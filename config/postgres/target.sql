@@ -6,12 +6,14 @@
 -- Running it again changes nothing; run it again after adding tables. The roles have no password:
 -- give them one with \password, or use certificates.
 
--- Which schemas are written.
-SET trellara.schemas = 'public';
+-- Which schemas are written (an array: '{public,"Odd Name"}').
+SET trellara.schemas = '{public}';
 
 -- trellara_apply runs the applier: it writes the replicated tables and adds to Trellara's records,
 -- but owns neither, so that it cannot rewrite what was recorded.
--- trellara_admin runs `trellara setup` and `remove`, and owns the schema `trellara`.
+-- trellara_admin runs `trellara setup` and `remove`, and owns the schema `trellara`. It reads the
+-- replicated tables' definitions and needs no right on them: setup asks whether the role that the
+-- file names has its rights.
 DO $$
 DECLARE
     role text;
@@ -31,12 +33,13 @@ DECLARE
 BEGIN
     EXECUTE format('GRANT CONNECT ON DATABASE %I TO trellara_apply, trellara_admin', current_database());
     EXECUTE format('GRANT CREATE ON DATABASE %I TO trellara_admin', current_database());
-    FOREACH schema IN ARRAY string_to_array(replace(current_setting('trellara.schemas'), ' ', ''), ',') LOOP
+    FOREACH schema IN ARRAY current_setting('trellara.schemas')::text[] LOOP
         EXECUTE format('GRANT USAGE ON SCHEMA %I TO trellara_apply, trellara_admin', schema);
         -- UPDATE and DELETE find their rows by their columns, which needs SELECT.
         EXECUTE format('GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON ALL TABLES IN SCHEMA %I TO trellara_apply', schema);
         EXECUTE format('GRANT SELECT ON ALL TABLES IN SCHEMA %I TO trellara_admin', schema);
-        -- For a cut-over, when the target's sequences are moved behind the source's.
+        -- For TRUNCATE … RESTART IDENTITY, and for a cut-over, when the target's sequences are moved
+        -- behind the source's.
         EXECUTE format('GRANT SELECT, UPDATE ON ALL SEQUENCES IN SCHEMA %I TO trellara_apply', schema);
     END LOOP;
 END

@@ -383,7 +383,9 @@ async fn b48_a_locked_table_delays_and_doubles_nothing() -> Result<()> {
 
 #[tokio::test]
 async fn b49_order_survives_a_deadlock_on_the_target() -> Result<()> {
-    let options = GroundOptions::version(15).target("deadlock_timeout", "100ms");
+    // Who waits looks for a circle once, this long after it began to: long enough for the rival to
+    // close it, so that it is the applier who finds it and is the victim.
+    let options = GroundOptions::version(15).target("deadlock_timeout", "2s");
     let (_ground, flow) = ground(options, "CREATE TABLE t (id int PRIMARY KEY, v int)", "").await?;
     run(&flow.source_admin, &["INSERT INTO t VALUES (1, 0), (2, 0)"]).await?;
     flow.caught_up(WITHIN).await?;
@@ -436,7 +438,7 @@ async fn b43_a_smaller_payload_limit_while_running() -> Result<()> {
     let (mut ground, flow) = ground(GroundOptions::version(15), KEYLESS, "").await?;
     run(&flow.source_admin, &["INSERT INTO log SELECT 1, string_agg(md5(g::text), '') FROM generate_series(1, 33000) g"]).await?;
     flow.converges(WITHIN).await?;
-    ground.nats.set_extra_config("max_payload: 65536")?;
+    ground.nats.set_max_payload(65_536)?;
     ground.nats.kill()?;
     ground.nats.start_again()?;
     run(&flow.source_admin, &[
@@ -452,7 +454,7 @@ async fn b21_an_unanswered_commit_is_decided_by_the_ledger() -> Result<()> {
     let mut flow = ground.flow("cases", KEYLESS, KEYLESS, "").await?;
     let proxy = Proxy::to_port(ground.target.port()).await?;
     flow.setup().await?;
-    flow.places.target_url = proxy.url(&flow.target_admin);
+    flow.places.target_url = proxy.url(&flow.places.target_url);
     flow.write_config()?;
     flow.start_relay()?;
     flow.start_applier()?;
@@ -543,13 +545,14 @@ async fn half_open_connections_are_noticed() -> Result<()> {
     let source = Proxy::to_port(ground.source.port()).await?;
     let broker = Proxy::to_port(ground.nats.port()).await?;
     let target = Proxy::to_port(ground.target.port()).await?;
-    flow.places.source_url = source.url(&flow.source_admin);
-    flow.places.target_url = target.url(&flow.target_admin);
+    flow.places.source_url = source.url(&flow.places.source_url);
+    flow.places.target_url = target.url(&flow.places.target_url);
     flow.places.nats_url = broker.url(&flow.places.nats_url);
     flow.write_config()?;
     flow.start_relay()?;
     flow.start_applier()?;
-    for (id, proxy) in [source, broker, target].into_iter().enumerate() {
+    // Borrowed: a proxy that is dropped takes its port along.
+    for (id, proxy) in [&source, &broker, &target].into_iter().enumerate() {
         run(
             &flow.source_admin,
             &[&format!("INSERT INTO log VALUES ({id}, 'before')")],

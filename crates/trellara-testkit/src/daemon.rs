@@ -34,12 +34,23 @@ pub struct Daemon {
 impl Daemon {
     /// Starts `trellara --config CONFIG ARGS…`, its log appended to `log`.
     pub fn start(config: &Path, arguments: &[&str], log: &Path) -> Result<Self> {
+        Self::start_with(config, arguments, log, &[])
+    }
+
+    /// The same with variables in its environment.
+    pub fn start_with(
+        config: &Path,
+        arguments: &[&str],
+        log: &Path,
+        environment: &[(&str, String)],
+    ) -> Result<Self> {
         let file = File::options().create(true).append(true).open(log)?;
         let log_from = file.metadata()?.len();
         let child = Command::new(binary())
             .arg("--config")
             .arg(config)
             .args(arguments)
+            .envs(environment.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(file.try_clone()?)
             .stderr(file)
@@ -154,10 +165,20 @@ pub struct Finished {
 
 /// Runs `trellara --config CONFIG ARGS…` to its end, within two minutes.
 pub async fn trellara(config: &Path, arguments: &[&str]) -> Result<Finished> {
+    trellara_with(config, arguments, &[]).await
+}
+
+/// The same with variables in its environment.
+pub async fn trellara_with(
+    config: &Path,
+    arguments: &[&str],
+    environment: &[(&str, String)],
+) -> Result<Finished> {
     let run = tokio::process::Command::new(binary())
         .arg("--config")
         .arg(config)
         .args(arguments)
+        .envs(environment.iter().map(|(name, value)| (name, value)))
         .stdin(Stdio::null())
         .kill_on_drop(true)
         .output();

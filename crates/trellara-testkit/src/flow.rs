@@ -1,22 +1,28 @@
-//! One flow under test: two databases, a broker, a configuration file, and the daemons.
+//! One flow under test: two databases, a broker, a configuration file, and the daemons, each with
+//! the rights that `config/` gives it and no more.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 use tempfile::TempDir;
+use trellara_local::shared;
 
 use crate::compare;
-use crate::daemon::{Daemon, Finished, trellara};
+use crate::daemon::{Daemon, Finished, trellara_with};
+use crate::roles::{Roles, percent_encoded};
+
+/// The broker's user for people.
+const ADMIN: &str = "trellara_admin";
 
 /// Where the parts of a flow are.
 #[derive(Debug, Clone)]
 pub struct Places {
-    /// Connection string of the source database as the relay uses it.
+    /// Connection string of the source database as the relay uses it: its role is in it.
     pub source_url: String,
-    /// Connection string of the target database as the applier uses it.
+    /// Connection string of the target database as the applier uses it: its role is in it.
     pub target_url: String,
-    /// Broker.
+    /// Broker, as the user of the commands for people. The daemons come in as their own.
     pub nats_url: String,
     /// The broker's monitoring endpoint.
     pub nats_monitor_url: Option<String>,
@@ -37,22 +43,37 @@ pub struct Flow {
     pub relay: Option<Daemon>,
     /// The applier, when started.
     pub applier: Option<Daemon>,
+    /// Variables that every process of the flow gets.
+    pub environment: Vec<(&'static str, String)>,
+    /// Its roles on both servers.
+    pub roles: Roles,
     folder: TempDir,
     extra: String,
 }
 
 impl Flow {
-    /// Writes the configuration file of a flow over `places`. `extra` are further lines of YAML;
-    /// a line `source.acknowledge: published` style key goes through the environment instead.
+    /// Writes the configuration file of a flow over `places`, whose URLs are the superuser's and
+    /// the broker's bare one; from here on the flow's own roles are in them. `extra` are further
+    /// lines of YAML, in which a line may also carry a key as `source.acknowledge: published`.
     pub fn new(name: &str, places: Places, extra: &str) -> Result<Self> {
         let folder = tempfile::Builder::new()
             .prefix("trellara-flow-")
             .tempdir()?;
+        let roles = Roles::of(name);
+        let (source_admin, target_admin) = (places.source_url, places.target_url);
+        let login = format!("//{ADMIN}:{}@", percent_encoded(shared::NATS_PASSWORD));
         let flow = Self {
             name: name.to_owned(),
-            source_admin: places.source_url.clone(),
-            target_admin: places.target_url.clone(),
-            places,
+            places: Places {
+                source_url: Roles::url(&source_admin, &roles.capture()),
+                target_url: Roles::url(&target_admin, &roles.apply()),
+                nats_url: places.nats_url.replacen("//", &login, 1),
+                nats_monitor_url: places.nats_monitor_url,
+            },
+            source_admin,
+            target_admin,
+            roles,
+            environment: Vec::new(),
             relay: None,
             applier: None,
             folder,
@@ -123,13 +144,43 @@ impl Flow {
         self.folder.path()
     }
 
-    /// Runs a command of the program.
+    /// Runs a command of the program; `setup` and `remove` with the administrator's roles.
     pub async fn command(&self, arguments: &[&str]) -> Result<Finished> {
-        trellara(&self.config(), arguments).await
+        let mut environment = self.environment.clone();
+        if let Some(&("setup" | "remove")) = arguments.first() {
+            environment.extend(self.as_administrator());
+        }
+        trellara_with(&self.config(), arguments, &environment).await
     }
 
-    /// Runs `setup` and expects success.
+    /// The overrides that give one command more rights than the file's.
+    pub fn as_administrator(&self) -> Vec<(&'static str, String)> {
+        let (roles, places) = (&self.roles, &self.places);
+        let source = places.source_url.replace(&roles.capture(), &roles.admin());
+        let target = places.target_url.replace(&roles.apply(), &roles.admin());
+        vec![
+            ("TRELLARA__SOURCE__URL", source),
+            ("TRELLARA__TARGET__URL", target),
+        ]
+    }
+
+    /// The override by which a daemon comes to the broker as its own user.
+    fn as_user(&self, user: &str) -> Vec<(&'static str, String)> {
+        let url = self.places.nats_url.replacen(ADMIN, user, 1);
+        let mut environment = self.environment.clone();
+        environment.push(("TRELLARA__NATS__URL", url));
+        environment
+    }
+
+    /// Grants the flow's roles what `config/` says, as a superuser; safe to repeat.
+    pub async fn grant(&self) -> Result<()> {
+        self.roles.grant_on_source(&self.source_admin).await?;
+        self.roles.grant_on_target(&self.target_admin).await
+    }
+
+    /// Runs `setup` between the grants, and expects success.
     pub async fn setup(&self) -> Result<()> {
+        self.grant().await?;
         let done = self.command(&["setup", "--yes"]).await?;
         ensure!(
             done.code == 0,
@@ -138,16 +189,17 @@ impl Flow {
             done.stdout,
             done.stderr
         );
-        Ok(())
+        self.roles.grant_on_target(&self.target_admin).await
     }
 
     /// Starts (or starts again) the relay.
     pub fn start_relay(&mut self) -> Result<&mut Daemon> {
         self.relay = None;
-        let daemon = Daemon::start(
+        let daemon = Daemon::start_with(
             &self.config(),
             &["relay"],
             &self.folder.path().join("relay.log"),
+            &self.as_user("trellara_relay"),
         )?;
         Ok(self.relay.insert(daemon))
     }
@@ -155,10 +207,11 @@ impl Flow {
     /// Starts (or starts again) the applier.
     pub fn start_applier(&mut self) -> Result<&mut Daemon> {
         self.applier = None;
-        let daemon = Daemon::start(
+        let daemon = Daemon::start_with(
             &self.config(),
             &["applier"],
             &self.folder.path().join("applier.log"),
+            &self.as_user("trellara_applier"),
         )?;
         Ok(self.applier.insert(daemon))
     }
@@ -190,6 +243,7 @@ impl Flow {
     /// Catches up, then fails unless both databases are equal row by row.
     pub async fn converges(&self, within: Duration) -> Result<()> {
         self.caught_up(within).await?;
+        self.tells_no_secret()?;
         let found = compare::differences(&self.source_admin, &self.target_admin).await?;
         ensure!(
             found.is_empty(),
@@ -197,6 +251,16 @@ impl Flow {
             found.join("\n"),
             self.logs()
         );
+        Ok(())
+    }
+
+    /// Fails when a password stands in what the daemons have logged.
+    pub fn tells_no_secret(&self) -> Result<()> {
+        for name in ["relay.log", "applier.log"] {
+            let bytes = std::fs::read(self.folder.path().join(name)).unwrap_or_default();
+            let told = String::from_utf8_lossy(&bytes).contains(shared::CANARY);
+            ensure!(!told, "a password stands in {name}");
+        }
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 //! Servers that belong to one test, so that it may kill them.
 
 use anyhow::Result;
-use trellara_local::{NatsOptions, NatsServer, PostgresOptions, PostgresServer};
+use trellara_local::{NatsOptions, NatsServer, PostgresOptions, PostgresServer, TlsFiles, shared};
 
 use crate::compare;
 use crate::flow::{Flow, Places};
@@ -28,20 +28,22 @@ pub struct GroundOptions {
     pub source: Vec<(String, String)>,
     /// Settings of the target server.
     pub target: Vec<(String, String)>,
+    /// Who may come in how, to both PostgreSQL servers.
+    pub hba: String,
+    /// What both PostgreSQL servers serve TLS with, if they do.
+    pub tls: Option<TlsFiles>,
 }
 
 impl GroundOptions {
     /// PostgreSQL of that version and the recommended broker with `sync_interval: always`.
     pub fn version(version: u32) -> Self {
-        let nats = NatsOptions {
-            sync_always: true,
-            ..NatsOptions::default()
-        };
         Self {
             version,
-            nats,
+            nats: shared::nats(),
             source: Vec::new(),
             target: Vec::new(),
+            hba: shared::HBA.to_owned(),
+            tls: None,
         }
     }
 
@@ -64,11 +66,15 @@ impl Ground {
     /// Starts all three.
     pub fn start(options: &GroundOptions) -> Result<Self> {
         let server = |settings: &[(String, String)]| {
-            let options = PostgresOptions::version(options.version);
-            let options = settings
+            let server = PostgresOptions {
+                hba: Some(options.hba.clone()),
+                tls: options.tls.clone(),
+                ..PostgresOptions::version(options.version)
+            };
+            let server = settings
                 .iter()
-                .fold(options, |options, (name, value)| options.with(name, value));
-            PostgresServer::start(&options)
+                .fold(server, |server, (name, value)| server.with(name, value));
+            PostgresServer::start(&server)
         };
         Ok(Self {
             source: server(&options.source)?,

@@ -3,6 +3,7 @@
 
 pub mod bench;
 pub mod broker;
+pub mod certificates;
 pub mod compare;
 pub mod daemon;
 pub mod flow;
@@ -10,4 +11,5 @@ pub mod fresh;
 pub mod ground;
 pub mod oracle;
 pub mod proxy;
+pub mod roles;
 pub mod soak;
