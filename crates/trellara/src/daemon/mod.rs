@@ -7,6 +7,8 @@ mod endpoint;
 mod health;
 mod signals;
 
+pub(crate) use signals::Signals;
+
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -85,7 +87,7 @@ async fn wait(
     cancel: &CancellationToken,
     shutdown_timeout: Duration,
 ) -> Result<Exit, Failure> {
-    let mut signals = signals::Signals::new()?;
+    let mut signals = Signals::new()?;
     let mut halted = None;
     let mut deadline = None;
     loop {

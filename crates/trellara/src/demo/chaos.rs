@@ -42,7 +42,7 @@ pub(super) async fn kill_in_turn(
         let committed = workload.committed.load(Relaxed);
         bar.set_position(began.elapsed().as_millis().try_into().unwrap_or(u64::MAX));
         bar.set_message(format!(
-            "{committed} transactions · killed: relay {}, applier {}, broker {}",
+            "{committed} transactions, kills: relay {}, applier {}, broker {}",
             kills.relay, kills.applier, kills.broker
         ));
         if began.elapsed() < next {

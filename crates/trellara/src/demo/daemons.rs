@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use nix::sys::signal::{Signal, kill, killpg};
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
 use tokio::process::{Child, Command};
 
@@ -117,6 +118,9 @@ impl Drop for Daemon {
     fn drop(&mut self) {
         if let Some(pid) = self.child.as_ref().and_then(pid) {
             let _ = killpg(pid, Signal::SIGKILL);
+            // It writes into the folder that is deleted next. Its exit status stays for the runtime
+            // to collect, so that the process id cannot become somebody else's meanwhile.
+            let _ = waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT);
         }
     }
 }

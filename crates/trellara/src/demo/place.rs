@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tempfile::TempDir;
+use tokio_util::task::TaskTracker;
 use trellara_local::{LocalError, NatsOptions, NatsServer, PostgresOptions, PostgresServer};
 use trellara_postgres::{ConnectOptions, Environment, Session};
 
@@ -22,15 +23,15 @@ pub(super) struct Place {
     pub(super) broker_url: String,
     pub(super) broker: Arc<Mutex<NatsServer>>,
     folder: TempDir,
+    blocking: TaskTracker,
     _source: PostgresServer,
     _target: PostgresServer,
 }
 
 impl Place {
     /// Starts the servers and creates the shop in both.
-    pub(super) async fn prepare() -> Result<Self, Failure> {
-        let started = tokio::task::spawn_blocking(start_servers).await;
-        let started = started.map_err(|panic| Failure::from_error(Exit::Bug, &panic))?;
+    pub(super) async fn prepare(blocking: &TaskTracker) -> Result<Self, Failure> {
+        let started = off_thread(blocking, start_servers).await?;
         let (source, target, broker, folder) = started.map_err(|error| missing(&error))?;
         let broker_url = broker.url();
         for server in [&source, &target] {
@@ -48,6 +49,7 @@ impl Place {
             broker_url,
             broker: Arc::new(Mutex::new(broker)),
             folder,
+            blocking: blocking.clone(),
             _source: source,
             _target: target,
         })
@@ -92,16 +94,28 @@ impl Place {
     /// Kills the broker and starts it again on the same store.
     pub(super) async fn kill_broker(&self) -> Result<(), Failure> {
         let broker = self.broker.clone();
-        let restarted = tokio::task::spawn_blocking(move || {
+        let restarted = off_thread(&self.blocking, move || {
             let mut broker = broker.lock().unwrap_or_else(PoisonError::into_inner);
             broker.kill()?;
             broker.start_again()
         });
-        let restarted = restarted
-            .await
-            .map_err(|panic| Failure::from_error(Exit::Bug, &panic))?;
-        restarted.map_err(|error| missing(&error))
+        restarted.await?.map_err(|error| missing(&error))
     }
+}
+
+/// Runs what blocks. When nobody waits any more, what came of it is dropped before the tracker
+/// counts it as ended: servers that nobody wants are gone by then.
+async fn off_thread<T: Send + 'static>(
+    blocking: &TaskTracker,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Failure> {
+    let (send, receive) = tokio::sync::oneshot::channel();
+    blocking.spawn_blocking(move || {
+        let _ = send.send(work());
+    });
+    receive
+        .await
+        .map_err(|_| Failure::new(Exit::Bug, "starting a server panicked", "please report it"))
 }
 
 fn start_servers() -> Result<(PostgresServer, PostgresServer, NatsServer, TempDir), LocalError> {
@@ -131,10 +145,13 @@ fn missing(error: &LocalError) -> Failure {
     Failure::from_error(exit, error).doing("the demo's servers")
 }
 
-/// A superuser's session on one of the servers.
+/// A superuser's session on one of the servers, in which the shop's tables need no schema.
 pub(super) async fn session(url: &str) -> Result<Session, Failure> {
     let options = ConnectOptions::parse(url, &Environment::empty())
         .map_err(|error| Failure::from_error(Exit::Bug, &error))?;
     let options = options.with_application_name("trellara-demo");
-    Session::connect(&options).await.map_err(Failure::from)
+    let session = Session::connect(&options).await?;
+    let path = "SET search_path = public";
+    session.client.batch_execute(path).await?;
+    Ok(session)
 }

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
-use trellara_envelope::FlowName;
+use tokio_util::task::TaskTracker;
+use trellara_envelope::{FlowName, StreamSequence};
 
 use super::chaos::{Kills, kill_in_turn};
 use super::daemons::{Daemon, run_to_end};
@@ -41,7 +42,10 @@ pub(crate) struct Verdict {
     pub(crate) kills_relay: u32,
     pub(crate) kills_applier: u32,
     pub(crate) kills_broker: u32,
-    pub(crate) duplicates_delivered: u64,
+    /// Duplicates made by moving the consumer back.
+    pub(crate) delivered_again: u64,
+    /// Duplicates made by publishing a stored range again.
+    pub(crate) published_again: u64,
     pub(crate) applied_twice: u64,
     pub(crate) lost: u64,
     pub(crate) rows_missing: u64,
@@ -49,14 +53,20 @@ pub(crate) struct Verdict {
     pub(crate) equal: bool,
 }
 
-/// Plays both acts; the verdict of each.
-pub(crate) async fn play(plan: &Plan) -> Result<Vec<Verdict>, Failure> {
+/// Transactions that the applier got although it had them.
+#[derive(Debug, Default, Clone, Copy)]
+struct Duplicates {
+    delivered_again: u64,
+    published_again: u64,
+}
+
+/// Plays both acts; the verdict of each. What blocks a thread is registered in `blocking`, so that
+/// whoever gives up on the story can wait until nothing of it is left.
+pub(crate) async fn play(plan: &Plan, blocking: &TaskTracker) -> Result<Vec<Verdict>, Failure> {
     let note = |text: &str| plan.output.note(text);
     note("starting two PostgreSQL servers and a nats-server");
-    let place = Place::prepare().await?;
-    note(
-        "act 1: relay, applier and broker as three processes; each is killed with kill -9 in turn",
-    );
+    let place = Place::prepare(blocking).await?;
+    note("act 1: relay, applier and broker apart, each killed with kill -9 in turn");
     let first = three_processes(plan, &place).await?;
     note("act 2: `trellara run` with its own broker, killed whole and started again");
     let second = one_process(plan, &place).await?;
@@ -91,13 +101,8 @@ async fn three_processes(plan: &Plan, place: &Place) -> Result<Verdict, Failure>
     workload.stop().await?;
     catch_up(&config, [&mut relay, &mut applier]).await?;
 
-    plan.output
-        .note("publishing a stored range again, as a new incarnation would");
-    relay.kill().await?;
+    let delivered = make_duplicates(plan, place, &mut relay, &applier_at).await?;
     kills.relay += 1;
-    let flow = FlowName::from_str(FLOW).map_err(|error| Failure::from_error(Exit::Bug, &error))?;
-    let repeated = duplicates::publish_again(&place.broker_url, &flow).await?;
-    let delivered = delivered_duplicates(&applier_at, repeated.transactions as u64).await?;
     relay.start_again()?;
     let workload = Workload::start(&place.source_url, plan.seed, 1);
     tokio::time::sleep(Duration::from_secs(2)).await;
@@ -107,11 +112,41 @@ async fn three_processes(plan: &Plan, place: &Place) -> Result<Verdict, Failure>
     relay.stop().await?;
     applier.stop().await?;
     run_to_end(&config, &["remove", "--yes"]).await?;
+    Ok(verdict("three processes", judgement, kills, delivered))
+}
+
+/// Duplicates in both ways; the applier's count of them. The relay is dead afterwards.
+async fn make_duplicates(
+    plan: &Plan,
+    place: &Place,
+    relay: &mut Daemon,
+    applier_at: &str,
+) -> Result<Duplicates, Failure> {
+    let flow = FlowName::from_str(FLOW).map_err(|error| Failure::from_error(Exit::Bug, &error))?;
+    // Those that the kills made are there already.
+    let before = duplicates_so_far(applier_at).await.unwrap_or_default();
+    let stands_at = report(applier_at)
+        .await
+        .and_then(|process| Some(StreamSequence(process.daemons.first()?.stream_sequence)))
+        .ok_or_else(|| Failure::new(Exit::Unexpected, "the applier does not answer", ""))?;
+    let again = duplicates::deliver_again(&place.broker_url, &flow, stands_at).await?;
+    let seen = await_duplicates(applier_at, before + again).await?;
+    let delivered_again = seen - before;
     plan.output.note(format_args!(
-        "{} frames were published twice",
+        "the consumer was moved back: {delivered_again} transactions came again"
+    ));
+    relay.kill().await?;
+    let repeated = duplicates::publish_again(&place.broker_url, &flow).await?;
+    let expected = seen + repeated.transactions as u64;
+    let published_again = await_duplicates(applier_at, expected).await? - seen;
+    plan.output.note(format_args!(
+        "{} frames were published again: {published_again} transactions came again",
         repeated.frames
     ));
-    Ok(verdict("three processes", judgement, kills, delivered))
+    Ok(Duplicates {
+        delivered_again,
+        published_again,
+    })
 }
 
 async fn one_process(plan: &Plan, place: &Place) -> Result<Verdict, Failure> {
@@ -136,10 +171,20 @@ async fn one_process(plan: &Plan, place: &Place) -> Result<Verdict, Failure> {
     waited.map_err(|failure| with_log(failure, &run))?;
     let judgement = judge::compare(&place.source_url, &place.target_url).await?;
     run.stop().await?;
-    Ok(verdict("one process", judgement, kills, 0))
+    Ok(verdict(
+        "one process",
+        judgement,
+        kills,
+        Duplicates::default(),
+    ))
 }
 
-fn verdict(id: &'static str, judgement: Judgement, kills: Kills, delivered: u64) -> Verdict {
+fn verdict(
+    id: &'static str,
+    judgement: Judgement,
+    kills: Kills,
+    duplicates: Duplicates,
+) -> Verdict {
     Verdict {
         id,
         transactions: judgement.transactions,
@@ -147,7 +192,8 @@ fn verdict(id: &'static str, judgement: Judgement, kills: Kills, delivered: u64)
         kills_relay: kills.relay,
         kills_applier: kills.applier,
         kills_broker: kills.broker,
-        duplicates_delivered: delivered,
+        delivered_again: duplicates.delivered_again,
+        published_again: duplicates.published_again,
         applied_twice: judgement.twice,
         lost: judgement.lost,
         rows_missing: judgement.missing,
@@ -174,22 +220,30 @@ fn with_log(failure: Failure, daemon: &Daemon) -> Failure {
 }
 
 /// Polls the applier's own count until all duplicates have come by.
-async fn delivered_duplicates(applier_at: &str, expected: u64) -> Result<u64, Failure> {
+async fn await_duplicates(applier_at: &str, expected: u64) -> Result<u64, Failure> {
     const PATIENCE: Duration = Duration::from_secs(30);
     let deadline = tokio::time::Instant::now() + PATIENCE;
     loop {
-        let seen = report(applier_at).await.map_or(0, |process| {
-            let counters = process
-                .daemons
-                .iter()
-                .filter_map(|daemon| daemon.counters.get("duplicate_transactions"));
-            counters.sum()
-        });
-        if seen >= expected || tokio::time::Instant::now() >= deadline {
+        let seen = duplicates_so_far(applier_at).await;
+        if let Some(seen) = seen.filter(|seen| *seen >= expected) {
             return Ok(seen);
+        }
+        if tokio::time::Instant::now() >= deadline {
+            let seen = seen.unwrap_or_default();
+            let reason = format!("only {seen} of {expected} duplicates came by within 30 s");
+            return Err(Failure::new(Exit::Unexpected, reason, "please report it"));
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
+}
+
+async fn duplicates_so_far(applier_at: &str) -> Option<u64> {
+    let process = report(applier_at).await?;
+    let counters = process
+        .daemons
+        .iter()
+        .filter_map(|daemon| daemon.counters.get("duplicate_transactions"));
+    Some(counters.sum())
 }
 
 /// Waits until every daemon of the process is ready.
@@ -233,7 +287,7 @@ fn free_address() -> Result<String, Failure> {
 
 fn progress() -> ProgressBar {
     let bar = ProgressBar::new(1);
-    if let Ok(style) = ProgressStyle::with_template("{bar:30} {elapsed_precise}  {msg}") {
+    if let Ok(style) = ProgressStyle::with_template("{bar:16} {elapsed}  {wide_msg}") {
         bar.set_style(style);
     }
     bar
