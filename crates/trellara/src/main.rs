@@ -66,7 +66,7 @@ fn execute(cli: Cli) -> Result<Exit, Failure> {
     // Commands without I/O first: they need no runtime.
     match &cli.command {
         Command::Config(args) => return command::config::execute(args, &context),
-        Command::Completions(args) => return Ok(command::completions::execute(args)),
+        Command::Completions(args) => return Ok(command::completions::execute(args, &context)),
         Command::Man(args) => return command::man::execute(args, &context),
         _ => {}
     }

@@ -4,6 +4,7 @@ use clap::CommandFactory;
 use clap_complete::Shell;
 
 use crate::cli::Cli;
+use crate::context::Context;
 use crate::exit::Exit;
 
 /// Prints a completion script for a shell.
@@ -20,12 +21,10 @@ pub(crate) struct Args {
     shell: Shell,
 }
 
-pub(crate) fn execute(args: &Args) -> Exit {
-    clap_complete::generate(
-        args.shell,
-        &mut Cli::command(),
-        "trellara",
-        &mut std::io::stdout(),
-    );
+pub(crate) fn execute(args: &Args, context: &Context) -> Exit {
+    // The generator panics when its reader goes away (`… | head`); memory does not.
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut Cli::command(), "trellara", &mut script);
+    context.output.raw(&String::from_utf8_lossy(&script));
     Exit::Done
 }

@@ -24,7 +24,9 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn execute(args: &Args, context: &Context) -> Result<Exit, Failure> {
-    let command = Cli::command();
+    let mut command = Cli::command();
+    // Gives the verbs their whole name and the options of every command.
+    command.build();
     let fail = |error: std::io::Error| Failure::from_error(Exit::Unexpected, &error);
     match &args.directory {
         None => context.output.raw(&page(&command).map_err(fail)?),
@@ -35,20 +37,44 @@ pub(crate) fn execute(args: &Args, context: &Context) -> Result<Exit, Failure> {
 }
 
 fn page(command: &clap::Command) -> std::io::Result<String> {
+    let manual = clap_mangen::Man::new(command.clone());
     let mut page = Vec::new();
-    clap_mangen::Man::new(command.clone()).render(&mut page)?;
-    Ok(String::from_utf8_lossy(&page).into_owned())
+    manual.render_title(&mut page)?;
+    manual.render_name_section(&mut page)?;
+    manual.render_synopsis_section(&mut page)?;
+    manual.render_description_section(&mut page)?;
+    manual.render_options_section(&mut page)?;
+    if command.has_subcommands() {
+        manual.render_subcommands_section(&mut page)?;
+    }
+    let mut page = String::from_utf8_lossy(&page).into_owned();
+    if let Some(notes) = command.get_after_help() {
+        page += &as_written(&notes.to_string());
+    }
+    Ok(page)
+}
+
+/// A section whose lines stay as they are: tables and examples are no running text.
+fn as_written(text: &str) -> String {
+    let mut section = ".SH NOTES\n.nf\n".to_owned();
+    for line in text.lines() {
+        let line = line.replace('\\', "\\e").replace('-', "\\-");
+        // A line must not begin with what roff takes for a request.
+        if line.starts_with(['.', '\'']) {
+            section += "\\&";
+        }
+        section += &line;
+        section.push('\n');
+    }
+    section + ".fi\n"
 }
 
 fn write_all(command: &clap::Command, directory: &Path) -> std::io::Result<()> {
     std::fs::create_dir_all(directory)?;
     std::fs::write(directory.join("trellara.1"), page(command)?)?;
     for verb in command.get_subcommands() {
-        let name = format!("trellara-{}", verb.get_name());
-        let file = directory.join(format!("{name}.1"));
-        // clap keeps names as static text, unless it builds the whole tree itself.
-        let verb = verb.clone().display_name(name);
-        std::fs::write(file, page(&verb)?)?;
+        let file = directory.join(format!("trellara-{}.1", verb.get_name()));
+        std::fs::write(file, page(verb)?)?;
     }
     Ok(())
 }

@@ -77,3 +77,35 @@ fn usage_errors_have_their_code() {
     );
     assert_eq!(run(&["config", "schema"]), Some(0));
 }
+
+#[test]
+fn manual_pages_have_every_option_and_lines_as_they_are() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let written = Command::new(env!("CARGO_BIN_EXE_trellara"))
+        .args(["man", "--directory"])
+        .arg(folder.path())
+        .status();
+    assert!(written.expect("the program starts").success());
+    for command in COMMANDS {
+        let page = folder.path().join(format!("trellara-{command}.1"));
+        let page = std::fs::read_to_string(page).expect("a page");
+        for part in [
+            format!("trellara {command}"),
+            "\\-\\-config".to_owned(),
+            "\nExamples:\n".to_owned(),
+        ] {
+            assert!(page.contains(&part), "{command}: no {part:?} in {page}");
+        }
+    }
+}
+
+#[test]
+fn a_reader_of_completions_may_go_away() {
+    let mut shell = Command::new(env!("CARGO_BIN_EXE_trellara"))
+        .args(["completions", "bash"])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    drop(shell.stdout.take());
+    assert_eq!(shell.wait().expect("it ends").code(), Some(0));
+}
