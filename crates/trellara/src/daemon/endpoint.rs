@@ -19,9 +19,9 @@ struct Endpoint {
     states: Arc<Mutex<States>>,
 }
 
-/// Serves until the process ends. A taken port is named and never stops a daemon: moving
-/// transactions matters more than being watched.
-pub(super) async fn start(address: SocketAddr, health: Arc<Health>) {
+/// Serves until the process ends; where, unless it cannot. A taken port is named and never stops a
+/// daemon: moving transactions matters more than being watched.
+pub(super) async fn start(address: SocketAddr, health: Arc<Health>) -> Option<SocketAddr> {
     let endpoint = Endpoint {
         health,
         metrics: Metrics::start(),
@@ -31,9 +31,13 @@ pub(super) async fn start(address: SocketAddr, health: Arc<Health>) {
         Ok(listener) => listener,
         Err(error) => {
             tracing::warn!(%address, %error, "no metrics and no status: the address cannot be used; see ops.listen");
-            return;
+            return None;
         }
     };
+    // With port 0 the system chooses one.
+    let address = listener.local_addr().unwrap_or(address);
+    // Port 0 in the file means any; what was taken is what a reader of the log can use.
+    let address = listener.local_addr().unwrap_or(address);
     tracing::info!(%address, "serving /metrics, /status, /livez and /readyz");
     let router = Router::new()
         .route("/metrics", get(metrics))
@@ -46,6 +50,7 @@ pub(super) async fn start(address: SocketAddr, health: Arc<Health>) {
             tracing::warn!(%error, "the endpoint ended");
         }
     });
+    Some(address)
 }
 
 async fn metrics(State(endpoint): State<Endpoint>) -> Response {

@@ -113,3 +113,7 @@ fn has_something_to_do(report: &DaemonReport) -> bool {
         _ => true,
     }
 }
+
+#[cfg(test)]
+#[path = "health_tests.rs"]
+mod tests;

@@ -14,7 +14,7 @@ const BUILD_INFO: &str = "trellara_build_info";
 /// 1 while the daemon does its job.
 const READY: &str = "trellara_ready";
 /// 1 with the present state as a label.
-const STATE: &str = "trellara_state";
+const STATE: &str = "trellara_flow_state";
 /// 1 with the code as a label while halted.
 const HALT_INFO: &str = "trellara_halt_info";
 /// Bytes of WAL between what was received and a later stage.
