@@ -147,44 +147,107 @@ async fn b100_a_missing_target_column_holds_until_it_is_added() -> Result<()> {
     flow.converges(WITHIN).await
 }
 
+/// A table in two partitions.
+const HALVES: &str = "CREATE TABLE pt (id int PRIMARY KEY, k int) PARTITION BY RANGE (id);
+    CREATE TABLE pt1 PARTITION OF pt FOR VALUES FROM (0) TO (100);
+    CREATE TABLE pt2 PARTITION OF pt FOR VALUES FROM (100) TO (200)";
+
+/// Rows that move between them, and what every kind of change does.
+const MOVES: &[&str] = &[
+    "INSERT INTO pt VALUES (1, 1), (50, 5), (150, 1)",
+    "UPDATE pt SET id = 160 WHERE id = 1",
+    "UPDATE pt SET k = 5",
+    "DELETE FROM pt WHERE id = 150",
+    "TRUNCATE pt",
+    "INSERT INTO pt VALUES (7, 7), (107, 7)",
+];
+
 #[tokio::test]
-async fn partitions_by_leaf_with_rows_that_move() -> Result<()> {
-    for (version, name) in [(15, "parts15"), (18, "parts18")] {
-        carried(
-            version,
-            name,
-            &["CREATE TABLE pt (id int PRIMARY KEY, k int) PARTITION BY RANGE (id);
-               CREATE TABLE pt1 PARTITION OF pt FOR VALUES FROM (0) TO (100); CREATE TABLE pt2 PARTITION OF pt FOR VALUES FROM (100) TO (200)"],
-            &["INSERT INTO pt VALUES (1, 1), (150, 1)", "UPDATE pt SET id = 160 WHERE id = 1", "UPDATE pt SET k = 5", "DELETE FROM pt WHERE id = 150"],
-        )
-        .await?;
+async fn b96_partitions_by_leaf_into_the_same_ones() -> Result<()> {
+    for (version, name) in [(15, "leaf15"), (18, "leaf18")] {
+        let mut flow = started(version, name, &[HALVES], "source.partitions: leaf").await?;
+        run(&flow.source_admin, MOVES).await?;
+        run(&flow.source_admin, &["TRUNCATE pt1"]).await?;
+        flow.converges(WITHIN).await?;
     }
     Ok(())
 }
 
 #[tokio::test]
-async fn partitions_by_root_into_an_ordinary_table() -> Result<()> {
-    let mut flow = prepared(
-        15,
-        "partsroot",
-        &["CREATE TABLE pt (id int PRIMARY KEY, k int) PARTITION BY RANGE (id);
-           CREATE TABLE pt1 PARTITION OF pt FOR VALUES FROM (0) TO (100); CREATE TABLE pt2 PARTITION OF pt FOR VALUES FROM (100) TO (200)"],
-        &["CREATE TABLE pt (id int PRIMARY KEY, k int)"],
-        "source.partitions: root",
-    )
-    .await?;
-    flow.start().await?;
+async fn b96_partitions_by_root_the_same_another_way_and_not_at_all() -> Result<()> {
+    let columns = "CREATE TABLE pt (id int PRIMARY KEY, k int)";
+    for (name, target) in [
+        ("rootsame", HALVES.to_owned()),
+        (
+            "rootother",
+            format!(
+                "{columns} PARTITION BY HASH (id);
+                 CREATE TABLE a PARTITION OF pt FOR VALUES WITH (MODULUS 2, REMAINDER 0);
+                 CREATE TABLE b PARTITION OF pt FOR VALUES WITH (MODULUS 2, REMAINDER 1)"
+            ),
+        ),
+        ("rootnone", columns.to_owned()),
+    ] {
+        let mut flow = prepared(15, name, &[HALVES], &[&target], "source.partitions: root").await?;
+        flow.start().await?;
+        run(&flow.source_admin, MOVES).await?;
+        // Nobody has to be told of a new partition.
+        let more = "CREATE TABLE pt3 PARTITION OF pt FOR VALUES FROM (200) TO (300); INSERT INTO pt VALUES (250, 1)";
+        if name != "rootsame" {
+            run(&flow.source_admin, &[more]).await?;
+        }
+        flow.caught_up(WITHIN).await?;
+        let rows = "SELECT string_agg(pt::text, ' ' ORDER BY id) FROM pt";
+        let (ours, theirs) = (
+            value(&flow.source_admin, rows).await?,
+            value(&flow.target_admin, rows).await?,
+        );
+        ensure!(ours == theirs, "{name}: {ours} and {theirs}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn b96_a_partition_that_the_target_lacks_is_named_and_nothing_passes_it() -> Result<()> {
+    let mut flow = started(18, "leafnew", &[HALVES], "source.partitions: leaf").await?;
+    let third = "CREATE TABLE pt3 PARTITION OF pt FOR VALUES FROM (200) TO (300)";
     run(
         &flow.source_admin,
         &[
-            "INSERT INTO pt VALUES (1, 1), (150, 1)",
-            "UPDATE pt SET id = 160 WHERE id = 1",
-            "TRUNCATE pt",
-            "INSERT INTO pt VALUES (7, 7)",
+            "INSERT INTO pt VALUES (1, 1)",
+            third,
+            "INSERT INTO pt VALUES (250, 1)",
+            "INSERT INTO pt VALUES (2, 2)",
         ],
     )
     .await?;
+    let applier = flow.applier.as_mut().expect("it was started");
+    applier.logged("SCHEMA", WITHIN).await?;
+    ensure!(applier.log().contains("pt3"), "the partition is named");
+    let rows = "SELECT count(*) FROM pt";
+    ensure!(value(&flow.target_admin, rows).await? == "1");
+    run(&flow.target_admin, &[third]).await?;
     flow.converges(WITHIN).await
+}
+
+#[tokio::test]
+async fn b96_a_dbas_publication_says_how_partitions_are_named() -> Result<()> {
+    let mut flow = prepared(
+        18,
+        "dbaleaf",
+        &[HALVES],
+        &[HALVES],
+        "source.partitions: root\nsource.publication: theirs",
+    )
+    .await?;
+    let publication = "CREATE PUBLICATION theirs FOR TABLE pt";
+    run(&flow.source_admin, &[publication]).await?;
+    flow.start().await?;
+    run(&flow.source_admin, MOVES).await?;
+    flow.converges(WITHIN).await?;
+    let via_root = "SELECT pubviaroot FROM pg_publication WHERE pubname = 'theirs'";
+    ensure!(value(&flow.source_admin, via_root).await? == "f");
+    Ok(())
 }
 
 #[tokio::test]

@@ -24,6 +24,16 @@ pub struct TablePattern {
     pub table: Option<String>,
 }
 
+/// Under which name the changes of a partitioned table travel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Partitions {
+    /// The root's: both sides may be partitioned differently.
+    #[default]
+    Root,
+    /// The partition's: the target has the same ones.
+    Leaf,
+}
+
 /// One member of the publication.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Member {
@@ -71,6 +81,15 @@ pub enum ExpandError {
 }
 
 impl PublicationFacts {
+    /// How partitions are named.
+    pub fn partitions(&self) -> Partitions {
+        if self.via_partition_root {
+            Partitions::Root
+        } else {
+            Partitions::Leaf
+        }
+    }
+
     /// The flags as the marker frame carries them.
     pub fn flags(&self) -> u32 {
         [
@@ -224,18 +243,54 @@ pub async fn expand(
     Ok(tables)
 }
 
-/// The statement that makes the publication; partitions are published under their root, so that
-/// both sides may be partitioned differently.
-pub fn create_sql(name: &str, tables: &[TableName]) -> String {
+/// The tables as changes name them: by [`Partitions::Leaf`] a partitioned table stands for the
+/// leaves that it has now. Sorted, each once.
+pub async fn named_by_changes(
+    session: &Session,
+    tables: &[TableName],
+    partitions: Partitions,
+) -> Result<Vec<TableName>, tokio_postgres::Error> {
+    if partitions == Partitions::Root {
+        return Ok(tables.to_vec());
+    }
+    let schemas: Vec<&str> = tables.iter().map(|table| table.schema.as_str()).collect();
+    let names: Vec<&str> = tables.iter().map(|table| table.name.as_str()).collect();
+    // pg_partition_tree knows only partitioned tables and partitions.
+    let rows = session
+        .client
+        .query(
+            "SELECT DISTINCT ln.nspname::text, l.relname::text \
+             FROM unnest($1::text[], $2::text[]) AS t(s, n) \
+             JOIN pg_catalog.pg_namespace rn ON rn.nspname = t.s \
+             JOIN pg_catalog.pg_class r ON r.relnamespace = rn.oid AND r.relname = t.n \
+             CROSS JOIN LATERAL (SELECT r.oid WHERE r.relkind = 'r' UNION \
+               SELECT relid FROM pg_catalog.pg_partition_tree(r.oid) WHERE isleaf) AS p(oid) \
+             JOIN pg_catalog.pg_class l ON l.oid = p.oid AND l.relkind = 'r' \
+             JOIN pg_catalog.pg_namespace ln ON ln.oid = l.relnamespace ORDER BY 1, 2",
+            &[&schemas, &names],
+        )
+        .await?;
+    Ok(rows
+        .iter()
+        .map(|row| TableName {
+            schema: row.get(0),
+            name: row.get(1),
+        })
+        .collect())
+}
+
+/// The statement that makes the publication.
+pub fn create_sql(name: &str, tables: &[TableName], partitions: Partitions) -> String {
     let tables: Vec<String> = tables
         .iter()
         .map(|table| quote::qualified(&table.schema, &table.name))
         .collect();
     format!(
         "CREATE PUBLICATION {} FOR TABLE {} \
-         WITH (publish = 'insert, update, delete, truncate', publish_via_partition_root = true)",
+         WITH (publish = 'insert, update, delete, truncate', publish_via_partition_root = {})",
         quote::identifier(name),
-        tables.join(", ")
+        tables.join(", "),
+        partitions == Partitions::Root
     )
 }
 
@@ -244,10 +299,11 @@ pub async fn create(
     session: &Session,
     name: &str,
     tables: &[TableName],
+    partitions: Partitions,
 ) -> Result<(), tokio_postgres::Error> {
     session
         .client
-        .batch_execute(&create_sql(name, tables))
+        .batch_execute(&create_sql(name, tables, partitions))
         .await
 }
 
@@ -370,11 +426,12 @@ mod tests {
             schema: "public".into(),
             name: "x\"; DROP TABLE y; --".into(),
         };
-        let sql = create_sql("My-Pub", &[table]);
+        let sql = create_sql("My-Pub", &[table], Partitions::Leaf);
         assert!(
             sql.starts_with("CREATE PUBLICATION \"My-Pub\" FOR TABLE "),
             "{sql}"
         );
         assert!(sql.contains("\"x\"\"; DROP TABLE y; --\""), "{sql}");
+        assert!(sql.contains("publish_via_partition_root = false"), "{sql}");
     }
 }

@@ -116,7 +116,8 @@ async fn sql(config: &Config) -> Result<String, Failure> {
         let tables = publication::expand(&source, &setup::patterns(&config.source.tables)?)
             .await
             .map_err(|error| Failure::from_error(Exit::Unfit, &error).hint("see source.tables"))?;
-        out.push(format!("{};", publication::create_sql(name, &tables)));
+        let create = publication::create_sql(name, &tables, config.source.partitions);
+        out.push(format!("{create};"));
         out.push(format!("{};", setup::comment_sql(name, &config.flow)));
     }
     out.push(format!(

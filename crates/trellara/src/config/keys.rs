@@ -95,11 +95,11 @@ pub(crate) const KEYS: &[Key] = &[
         Some("auto"),
         "When PostgreSQL may forget WAL: once the broker stored it, or once the target committed it. auto takes `published` only where an acknowledgement is known to be an fsync.",
     ),
-    later(
+    now(
         "source.partitions",
         "root | leaf",
-        "root",
-        "Whether changes of a partitioned table carry the root's name or the partition's.",
+        Some("root"),
+        "Whether changes of a partitioned table carry the root's name (both sides may be partitioned differently) or the partition's (the target has the same ones). Used when setup makes the publication.",
     ),
     later(
         "source.messages",
@@ -360,7 +360,8 @@ pub(crate) const KEYS: &[Key] = &[
 /// The key most like `wrong`, if one is near: the whole path, or its last part.
 pub(super) fn nearest(wrong: &str) -> Option<&'static str> {
     let last = |path: &'static str| path.rsplit('.').next().unwrap_or(path);
-    let limit = 1 + wrong.len() / 4;
+    // A section's name is half of a path, and no likeness.
+    let limit = 1 + wrong.rsplit('.').next().unwrap_or(wrong).len() / 4;
     KEYS.iter()
         .map(|key| {
             let whole = distance(wrong, key.path);

@@ -7,6 +7,7 @@ use std::time::Duration;
 use trellara_envelope::FlowName;
 use trellara_jetstream::NatsOptions;
 use trellara_postgres::ConnectOptions;
+use trellara_source::publication::Partitions;
 
 /// A configuration that can be acted on.
 #[derive(Debug, Clone)]
@@ -43,6 +44,8 @@ pub(crate) struct Source {
     pub(crate) publication: String,
     pub(crate) slot: String,
     pub(crate) acknowledge: AcknowledgeSetting,
+    /// For a publication that setup makes.
+    pub(crate) partitions: Partitions,
     pub(crate) insert_only: Vec<String>,
     pub(crate) shutdown_grace: Duration,
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use secrecy::SecretString;
 use trellara_envelope::FlowName;
 use trellara_postgres::{ConnectOptions, Environment};
+use trellara_source::publication::Partitions;
 
 use super::file::{
     FileConfig, NatsSection, Node, SourceSection, TargetSection, Written, WrittenList,
@@ -210,6 +211,15 @@ fn resolve_source(
             )
         },
     );
+    let partitions = problems.parsed(
+        "source.partitions",
+        section.partitions.as_ref(),
+        Partitions::Root,
+        |text| {
+            let choices = [("root", Partitions::Root), ("leaf", Partitions::Leaf)];
+            choose(text, &choices)
+        },
+    );
     let grace = section.shutdown_grace.as_ref();
     let shutdown_grace = time(problems, "source.shutdown_grace", grace, SHUTDOWN_GRACE);
     let connect = connect?;
@@ -220,6 +230,7 @@ fn resolve_source(
         publication,
         slot,
         acknowledge,
+        partitions,
         insert_only: list(section.insert_only.as_ref()),
         shutdown_grace,
     })

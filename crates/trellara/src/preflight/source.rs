@@ -1,7 +1,7 @@
 //! The source: version, settings, rights, publication, slot, tables.
 
 use trellara_postgres::{Session, quote};
-use trellara_source::publication::{self, PublicationFacts, TableName};
+use trellara_source::publication::{self, Partitions, PublicationFacts, TableName};
 use trellara_source::slot;
 
 use super::Findings;
@@ -250,6 +250,8 @@ async fn existing_publication(
         .collect();
     let patterns = setup::patterns(&config.source.tables)?;
     if let Ok(wanted) = publication::expand(session, &patterns).await {
+        let partitions = facts.partitions();
+        let wanted = publication::named_by_changes(session, &wanted, partitions).await?;
         for table in wanted.iter().filter(|table| !members.contains(table)) {
             findings.warning(
                 "TABLE_NOT_PUBLISHED",
@@ -259,7 +261,34 @@ async fn existing_publication(
             );
         }
     }
+    if facts.partitions() != config.source.partitions && partitioned(session, &members).await? {
+        let (is, not) = match facts.partitions() {
+            Partitions::Root => ("roots", "leaf"),
+            Partitions::Leaf => ("partitions themselves", "root"),
+        };
+        findings.note(
+            "PUBLICATION_PARTITIONS",
+            &about,
+            format!(
+                "it names changes of partitioned tables after the {is}, and that counts; source.partitions says {not}"
+            ),
+        );
+    }
     Ok(members)
+}
+
+/// Whether any of these is a partition or has some.
+async fn partitioned(session: &Session, tables: &[TableName]) -> Result<bool, Failure> {
+    let (schemas, names) = columns(tables);
+    let sql = "SELECT EXISTS (SELECT FROM unnest($1::text[], $2::text[]) AS t(s, n) \
+                 JOIN pg_namespace AS ns ON ns.nspname = t.s \
+                 JOIN pg_class AS c ON c.relnamespace = ns.oid AND c.relname = t.n \
+                WHERE c.relkind = 'p' OR c.relispartition)";
+    Ok(session
+        .client
+        .query_one(sql, &[&schemas, &names])
+        .await?
+        .get(0))
 }
 
 async fn new_publication(
@@ -295,7 +324,8 @@ async fn new_publication(
     tables.sort();
     tables.dedup();
     publication_rights(config, session, &tables, findings).await?;
-    Ok(tables)
+    let partitions = config.source.partitions;
+    Ok(publication::named_by_changes(session, &tables, partitions).await?)
 }
 
 async fn publication_rights(

@@ -210,7 +210,7 @@ async fn create_publication(config: &Config, source: &Session) -> Result<Step, F
     let tables = publication::expand(source, &patterns)
         .await
         .map_err(|error| Failure::from_error(Exit::Unfit, &error).hint("see source.tables"))?;
-    publication::create(source, name, &tables).await?;
+    publication::create(source, name, &tables, config.source.partitions).await?;
     source
         .client
         .batch_execute(&comment_sql(name, &config.flow))
