@@ -59,13 +59,15 @@ demo: servers build ## the whole thing on this machine, with kills, ending in a 
 	@"$(TARGET)/release/trellara" demo
 
 .PHONY: soak
-soak: ## a minute of load and kills on each supported server (SECONDS_EACH=60 SEED=random PAIRS="18/2.15.1")
+soak: ## a minute of load and kills on each supported server, then one huge transaction (SECONDS_EACH=60 SEED=random PAIRS="18/2.15.1" ROWS=5000000)
 	@$(SERVERS) soak >/dev/null
 	cargo build $(LOCKED) --release -p trellara -p trellara-testkit --bins
 	for pair in $(or $(PAIRS),15/2.10.26 16/2.12.8 17/2.14.6 18/2.15.1); do
 	  echo "== PostgreSQL $${pair%/*}, nats-server $${pair#*/}"
 	  "$(TARGET)/release/soak" "$(or $(SECONDS_EACH),60)" "$(or $(SEED),random)" "$${pair%/*}" "$${pair#*/}"
 	done
+	echo "== one transaction of $(or $(ROWS),5000000) rows, relay and applier killed in its middle"
+	"$(TARGET)/release/large" "$(or $(ROWS),5000000)"
 
 .PHONY: sim
 sim: ## seeded simulations of the shipped machines, more cases than `make test` runs

@@ -1,6 +1,7 @@
 //! Black-box tests: the shipped binary against real servers.
 //!
 //! - `quickstart`: a real load arrives equal on the oldest and the newest server.
+//! - `large`: one streamed transaction with kills in its middle; `records`: record keys.
 //! - `types`, `identity`, `names`, `protocol`, `restart`: cases from the field, each a test named
 //!   after its number.
 
@@ -8,9 +9,11 @@
 
 mod absences;
 mod identity;
+mod large;
 mod names;
 mod protocol;
 mod quickstart;
+mod records;
 mod restart;
 mod scenario;
 mod types;

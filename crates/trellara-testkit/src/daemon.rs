@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// The `trellara` binary under test: `TRELLARA_BIN`, or the one built beside the test binary.
 pub fn binary() -> PathBuf {
@@ -116,6 +117,34 @@ impl Daemon {
     /// Whether it still runs.
     pub fn is_running(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Where this run serves `/status` and `/metrics`, once it has said so in its log.
+    pub fn endpoint(&self) -> Option<String> {
+        let log = self.log();
+        let line = log.lines().find(|line| line.contains("serving /metrics"))?;
+        let address = line.split_once("address=")?.1;
+        Some(address.split_whitespace().next()?.to_owned())
+    }
+
+    /// What it says on `/status`, when it answers within two seconds.
+    pub async fn status(&self) -> Option<serde_json::Value> {
+        let address = self.endpoint()?;
+        let ask = async {
+            let mut stream = tokio::net::TcpStream::connect(&address).await.ok()?;
+            // HTTP/1.0: the server closes, so that the body ends where the bytes do.
+            stream
+                .write_all(b"GET /status HTTP/1.0\r\n\r\n")
+                .await
+                .ok()?;
+            let mut answer = Vec::new();
+            stream.read_to_end(&mut answer).await.ok()?;
+            let answer = String::from_utf8(answer).ok()?;
+            serde_json::from_str(answer.split_once("\r\n\r\n")?.1).ok()
+        };
+        tokio::time::timeout(Duration::from_secs(2), ask)
+            .await
+            .ok()?
     }
 
     /// Peak resident set of the process, bytes (`VmHWM`).

@@ -1,16 +1,27 @@
 //! The soak: everything is killed again and again under load, and the oracle judges.
 
+pub mod chaos;
+mod duplicates;
+
+use std::fmt;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use rand::rngs::StdRng;
-use rand::{Rng, SeedableRng};
-use trellara_local::NatsOptions;
+use trellara_local::{NatsOptions, shared};
 
 use crate::compare;
 use crate::flow::Flow;
 use crate::ground::{Ground, GroundOptions};
 use crate::oracle::{Observer, Truth, Verdict, Workload, WorkloadOptions, judge, workload};
+
+use chaos::{Chaos, Fault};
+use duplicates::Duplicates;
+
+/// The flow, and its databases.
+const FLOW: &str = "soak";
+/// After healing everything the target must have caught up within this.
+const CONVERGENCE: Duration = Duration::from_secs(90);
 
 /// What to soak, and for how long.
 #[derive(Debug, Clone)]
@@ -23,6 +34,8 @@ pub struct SoakOptions {
     pub duration: Duration,
     /// Sessions that write.
     pub clients: u32,
+    /// Transactions per second and session at most.
+    pub rate_per_client: u32,
     /// Seed of workload and faults.
     pub seed: u64,
     /// Extra configuration lines, see [`Flow::new`].
@@ -34,216 +47,160 @@ pub struct SoakOptions {
 pub struct SoakReport {
     /// The oracle's verdict.
     pub verdict: Verdict,
-    /// Transactions answered to the clients.
+    /// Transactions answered to the clients as committed.
     pub committed: u64,
+    /// Connections that clients had to make anew.
+    pub reconnects: u64,
     /// Faults made, by kind.
     pub faults: Vec<(Fault, u32)>,
-    /// Duplicate transactions that were delivered to the applier and skipped.
+    /// Transactions published a second time on purpose.
+    pub repeated: u64,
+    /// Transactions that were delivered to the applier although they were applied already.
     pub duplicates: u64,
-    /// Seconds from the last heal to convergence.
+    /// From the end of the load to convergence.
     pub convergence: Duration,
+    /// Largest resident set of any relay, bytes.
+    pub relay_peak: u64,
+    /// Largest resident set of any applier, bytes.
+    pub applier_peak: u64,
 }
 
-/// One kind of fault.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Fault {
-    /// SIGKILL of the relay, started again at once.
-    KillRelay,
-    /// SIGKILL of the applier, started again at once.
-    KillApplier,
-    /// SIGKILL of nats-server, started again on its store.
-    KillBroker,
-    /// `pg_terminate_backend` of the walsender.
-    TerminateWalsender,
-    /// `pg_terminate_backend` of the applier's sessions.
-    TerminateTarget,
-    /// SIGKILL of the source server, started again.
-    CrashSource,
-    /// SIGKILL of the target server, started again.
-    CrashTarget,
+impl SoakReport {
+    /// Whether everything held, and the soak was worth its name.
+    pub fn passed(&self) -> bool {
+        self.verdict.holds() && self.duplicates > 0
+    }
 }
 
-const FAULTS: [Fault; 7] = [
-    Fault::KillRelay,
-    Fault::KillApplier,
-    Fault::KillBroker,
-    Fault::TerminateWalsender,
-    Fault::TerminateTarget,
-    Fault::CrashSource,
-    Fault::CrashTarget,
-];
+impl fmt::Display for SoakReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.verdict)?;
+        writeln!(
+            f,
+            "committed to clients: {}, reconnects: {}",
+            self.committed, self.reconnects
+        )?;
+        let faults: Vec<String> = self
+            .faults
+            .iter()
+            .map(|(fault, count)| format!("{fault:?} {count}"))
+            .collect();
+        writeln!(f, "faults: {}", faults.join(", "))?;
+        writeln!(
+            f,
+            "published again: {}, duplicates delivered: {}, converged in {:.1} s",
+            self.repeated,
+            self.duplicates,
+            self.convergence.as_secs_f64()
+        )?;
+        writeln!(
+            f,
+            "peak memory: relay {} MiB, applier {} MiB",
+            self.relay_peak >> 20,
+            self.applier_peak >> 20
+        )?;
+        let verdict = match (self.verdict.holds(), self.duplicates) {
+            (false, _) => "FAILED: the oracle objects",
+            (true, 0) => "FAILED: no duplicate was delivered, so nothing is proven about them",
+            (true, _) => "passed: nothing lost, doubled, torn or reordered",
+        };
+        writeln!(f, "{verdict}")
+    }
+}
 
 /// Runs one soak from fresh servers to the verdict.
 pub async fn soak(options: &SoakOptions) -> Result<SoakReport> {
-    let nats = NatsOptions {
-        version: options.nats_version.clone(),
-        sync_always: true,
-        ..NatsOptions::default()
-    };
-    let mut ground = Ground::start(&GroundOptions {
-        nats,
-        ..GroundOptions::version(options.version)
-            .source("logical_decoding_work_mem", "64kB")
-            .source("wal_sender_timeout", "5s")
-            .source("max_connections", "60")
-    })?;
+    let mut ground = ground(options)?;
     let mut flow = ground
-        .flow("soak", workload::SCHEMA, workload::SCHEMA, &options.extra)
+        .flow(FLOW, workload::SCHEMA, workload::SCHEMA, &options.extra)
         .await?;
+    let result = run(options, &mut ground, &mut flow).await;
+    let failed = result.as_ref().map_or(true, |report| !report.passed());
+    if failed {
+        let kept = keep_logs(&flow, options.seed);
+        tracing::error!(folder = %kept.display(), seed = options.seed, "logs of the failed soak");
+    }
+    result
+}
+
+async fn run(options: &SoakOptions, ground: &mut Ground, flow: &mut Flow) -> Result<SoakReport> {
     let source = compare::connect(&flow.source_admin).await?;
     source
         .batch_execute("ALTER TABLE public.keyless REPLICA IDENTITY FULL")
         .await?;
     Truth::create_slot(&source, "oracle").await?;
     flow.start().await?;
-    let load = WorkloadOptions {
-        clients: options.clients,
-        keys: 150,
-        accounts: 100,
-        rate_per_client: 40,
-        big_every: 97,
-        big_rows: 400,
-        seed: options.seed,
-    };
+    let load = load(options);
     source.batch_execute("SET search_path = public").await?;
     Workload::seed_rows(&source, &load).await?;
     drop(source);
-    let observer = Observer::start(&flow.target_admin, "soak", Duration::from_millis(50));
+    let observer = Observer::start(&flow.target_admin, FLOW, Duration::from_millis(50));
     let writers = Workload::start(&flow.source_admin, &load);
-    let mut chaos = Chaos::new(options.seed);
+    let mut chaos = Chaos::new(options.seed, Duplicates::default());
     let deadline = Instant::now() + options.duration;
     while Instant::now() < deadline {
-        chaos.pause().await;
-        chaos.strike(&mut ground, &mut flow).await?;
+        chaos.pause(flow).await;
+        chaos.strike(ground, flow).await?;
     }
     let totals = writers.finish().await;
-    let healed = Instant::now();
-    flow.converges(Duration::from_secs(90))
+    let ended = Instant::now();
+    // Whatever the seed chose, the soak ends with duplicates of a quiet flow.
+    chaos.make(Fault::PublishAgain, ground, flow).await?;
+    flow.converges(CONVERGENCE)
         .await
         .context("after healing everything")?;
-    let convergence = healed.elapsed();
+    let convergence = ended.elapsed();
+    chaos.duplicates.settle(flow).await;
     let observations = observer.finish().await?;
+    ensure!(!observations.is_empty(), "the observer saw nothing");
     let source = compare::connect(&flow.source_admin).await?;
     let target = compare::connect(&flow.target_admin).await?;
     let truth = Truth::read(&source, "oracle").await?;
-    let deposit = i64::from(load.accounts) * 1000;
-    let verdict = judge(&truth, &observations, &target, "soak", deposit).await?;
-    ensure!(verdict.observations > 0, "the observer saw nothing");
-    if !verdict.holds() {
-        let kept = std::env::temp_dir().join("trellara-soak-failed.log");
-        _ = std::fs::write(&kept, format!("{verdict}\n{}", flow.logs()));
-    }
     Ok(SoakReport {
-        verdict,
+        verdict: judge(&truth, &observations, &target, FLOW).await?,
         committed: totals.committed,
+        reconnects: totals.reconnects,
         faults: chaos.tally(),
-        duplicates: chaos.duplicates + duplicates(&flow),
+        repeated: chaos.duplicates.repeated,
+        duplicates: chaos.duplicates.delivered(),
         convergence,
+        relay_peak: chaos.duplicates.relay_peak,
+        applier_peak: chaos.duplicates.applier_peak,
     })
 }
 
-/// What the applier's present run counted as delivered twice.
-fn duplicates(flow: &Flow) -> u64 {
-    let Some(applier) = &flow.applier else {
-        return 0;
+fn ground(options: &SoakOptions) -> Result<Ground> {
+    let nats = NatsOptions {
+        version: options.nats_version.clone(),
+        ..shared::nats()
     };
-    applier
-        .log()
-        .lines()
-        .filter_map(|line| {
-            line.split_once("duplicates=")?
-                .1
-                .split_whitespace()
-                .next()?
-                .parse::<u64>()
-                .ok()
-        })
-        .sum()
+    Ground::start(&GroundOptions {
+        nats,
+        ..GroundOptions::version(options.version)
+            .source("logical_decoding_work_mem", "64kB")
+            .source("wal_sender_timeout", "5s")
+            .source("max_connections", "60")
+    })
 }
 
-struct Chaos {
-    random: StdRng,
-    number: u32,
-    made: Vec<Fault>,
-    duplicates: u64,
+fn load(options: &SoakOptions) -> WorkloadOptions {
+    WorkloadOptions {
+        clients: options.clients,
+        keys: 150,
+        accounts: 100,
+        rate_per_client: options.rate_per_client,
+        big_every: 97,
+        big_rows: 400,
+        seed: options.seed,
+    }
 }
 
-impl Chaos {
-    fn new(seed: u64) -> Self {
-        Self {
-            random: StdRng::seed_from_u64(seed),
-            number: 0,
-            made: Vec::new(),
-            duplicates: 0,
-        }
+/// Copies the flow's folder to where it outlives the flow.
+fn keep_logs(flow: &Flow, seed: u64) -> PathBuf {
+    let kept = std::env::temp_dir().join(format!("trellara-soak-{seed}"));
+    _ = std::fs::create_dir_all(&kept);
+    for name in ["relay.log", "applier.log"] {
+        _ = std::fs::copy(flow.folder().join(name), kept.join(name));
     }
-
-    /// Two to three seconds between faults: the system must get somewhere in between.
-    async fn pause(&mut self) {
-        tokio::time::sleep(Duration::from_millis(self.random.random_range(2000..3000))).await;
-    }
-
-    async fn strike(&mut self, ground: &mut Ground, flow: &mut Flow) -> Result<()> {
-        self.number += 1;
-        let fault = if self.number.is_multiple_of(5) {
-            FAULTS[5 + self.random.random_range(0..2)]
-        } else {
-            FAULTS[self.random.random_range(0..5)]
-        };
-        tracing::info!(?fault, number = self.number, "fault");
-        match fault {
-            Fault::KillRelay => {
-                if let Some(relay) = flow.relay.as_mut() {
-                    relay.kill()?;
-                }
-                flow.start_relay()?;
-            }
-            Fault::KillApplier => {
-                self.duplicates += duplicates(flow);
-                if let Some(applier) = flow.applier.as_mut() {
-                    applier.kill()?;
-                }
-                flow.start_applier()?;
-            }
-            Fault::KillBroker => {
-                ground.nats.kill()?;
-                ground.nats.start_again()?;
-            }
-            Fault::TerminateWalsender => {
-                // The server may itself be starting; then this fault simply does not happen.
-                _ = ground.source.psql(
-                    "soak",
-                    "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active",
-                );
-            }
-            Fault::TerminateTarget => {
-                _ = ground.target.psql(
-                    "soak",
-                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'trellara%'",
-                );
-            }
-            Fault::CrashSource => {
-                ground.source.kill()?;
-                ground.source.start_again()?;
-            }
-            Fault::CrashTarget => {
-                ground.target.kill()?;
-                ground.target.start_again()?;
-            }
-        }
-        self.made.push(fault);
-        Ok(())
-    }
-
-    fn tally(&self) -> Vec<(Fault, u32)> {
-        FAULTS
-            .into_iter()
-            .map(|fault| {
-                (
-                    fault,
-                    self.made.iter().filter(|made| **made == fault).count() as u32,
-                )
-            })
-            .collect()
-    }
+    kept
 }

@@ -1,5 +1,5 @@
-//! `soak [seconds] [seed] [postgres version] [nats version]`: one soak, its report, exit 1 when
-//! the oracle objects.
+//! `soak [seconds] [seed] [postgres version] [nats version] [configuration]`: one soak, its report,
+//! exit 1 when the oracle objects or no duplicate was delivered.
 
 #![allow(
     clippy::print_stdout,
@@ -16,7 +16,8 @@ use trellara_testkit::soak::{SoakOptions, soak};
 async fn main() -> Result<()> {
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
-        .with_max_level(tracing::Level::INFO)
+        .with_env_filter("off,trellara_testkit=info")
+        .with_ansi(false)
         .init();
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let argument = |at: usize, default: &str| {
@@ -34,20 +35,13 @@ async fn main() -> Result<()> {
         version: argument(2, "15").parse().context("PostgreSQL version")?,
         nats_version: argument(3, "2.15.1"),
         clients: 16,
-        extra: String::new(),
+        rate_per_client: 40,
+        extra: argument(4, ""),
     };
     println!("soak of {:?}, seed {}", options.duration, options.seed);
     let report = soak(&options).await?;
-    println!("{}", report.verdict);
-    println!(
-        "committed to clients: {}; faults: {:?}",
-        report.committed, report.faults
-    );
-    println!(
-        "duplicates delivered: {}; converged in {:?}",
-        report.duplicates, report.convergence
-    );
-    if !report.verdict.holds() {
+    print!("{report}");
+    if !report.passed() {
         std::process::exit(1);
     }
     Ok(())

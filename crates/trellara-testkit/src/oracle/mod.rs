@@ -12,7 +12,7 @@ pub mod truth;
 pub mod verdict;
 pub mod workload;
 
-pub use observer::{Observation, Observer};
+pub use observer::{IdSet, Observation, Observer};
 pub use truth::{Truth, TruthTransaction};
-pub use verdict::{Verdict, judge};
+pub use verdict::{LedgerCount, Verdict, judge, judge_ledger, judge_photographs};
 pub use workload::{Workload, WorkloadOptions, WorkloadTotals};

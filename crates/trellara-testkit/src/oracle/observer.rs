@@ -8,13 +8,33 @@ use anyhow::Result;
 use tokio::task::JoinHandle;
 use tokio_postgres::{Client, NoTls};
 
+/// A set of ids, told apart from another by count, sum and exclusive or.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct IdSet {
+    /// How many.
+    pub count: i64,
+    /// Their sum.
+    pub sum: i128,
+    /// Their exclusive or.
+    pub xor: i64,
+}
+
+impl IdSet {
+    /// Takes one more in.
+    pub fn add(&mut self, id: i64) {
+        self.count += 1;
+        self.sum += i128::from(id);
+        self.xor ^= id;
+    }
+}
+
 /// One consistent look at the target.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Observation {
     /// End LSN of the checkpoint.
     pub end_lsn: u64,
-    /// Number of rows in `tx`, and the sum of their ids.
-    pub transactions: (i64, String),
+    /// What `tx` holds.
+    pub transactions: IdSet,
     /// Per key of `la`: number of elements and sha256 of the list's text.
     pub lists: Vec<(i32, i32, String)>,
     /// Sum over `bank`.
@@ -102,7 +122,10 @@ pub async fn look(client: &mut Client, flow: &str) -> Result<Option<Observation>
     };
     let end_lsn: i64 = checkpoint.get(0);
     let tx = transaction
-        .query_one("SELECT count(*), coalesce(sum(id), 0)::text FROM tx", &[])
+        .query_one(
+            "SELECT count(*), coalesce(sum(id), 0)::text, coalesce(bit_xor(id), 0) FROM tx",
+            &[],
+        )
         .await?;
     let lists = transaction
         .query("SELECT k, cardinality(v), encode(sha256(convert_to(array_to_string(v, ','), 'UTF8')), 'hex') FROM la ORDER BY k", &[])
@@ -116,7 +139,11 @@ pub async fn look(client: &mut Client, flow: &str) -> Result<Option<Observation>
         .await?;
     Ok(Some(Observation {
         end_lsn: end_lsn as u64,
-        transactions: (tx.get(0), tx.get(1)),
+        transactions: IdSet {
+            count: tx.get(0),
+            sum: tx.get::<_, String>(1).parse()?,
+            xor: tx.get(2),
+        },
         lists: lists
             .iter()
             .map(|row| (row.get(0), row.get(1), row.get(2)))

@@ -1,13 +1,11 @@
 //! The source's transactions in commit order, read by PostgreSQL's own `test_decoding`.
 
-use std::collections::BTreeMap;
-
 use anyhow::{Context, Result, bail};
 use futures_util::TryStreamExt;
 use tokio_postgres::Client;
 
 /// One committed transaction.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TruthTransaction {
     /// End LSN of the commit record.
     pub end_lsn: u64,
@@ -19,6 +17,8 @@ pub struct TruthTransaction {
     pub appended: Vec<(i32, i64)>,
     /// Rows inserted into `keyless`.
     pub keyless: u64,
+    /// Money in the rows inserted into `bank`; transfers do not change the sum.
+    pub deposited: i64,
     /// Changes of tables of the workload.
     pub changes: u64,
 }
@@ -77,12 +77,8 @@ impl Reader {
     fn line(&mut self, lsn: &str, data: &str) -> Result<()> {
         if let Some(xid) = data.strip_prefix("BEGIN ") {
             self.open = Some(TruthTransaction {
-                end_lsn: 0,
                 xid: xid.trim().parse()?,
-                ids: Vec::new(),
-                appended: Vec::new(),
-                keyless: 0,
-                changes: 0,
+                ..TruthTransaction::default()
             });
             return Ok(());
         }
@@ -112,6 +108,8 @@ fn change(open: &mut TruthTransaction, data: &str) -> Result<()> {
         }
     } else if data.starts_with("table public.keyless: INSERT: ") {
         open.keyless += 1;
+    } else if let Some(rest) = data.strip_prefix("table public.bank: INSERT: ") {
+        open.deposited += column(rest, "balance[bigint]:")?.parse::<i64>()?;
     }
     Ok(())
 }
@@ -134,16 +132,4 @@ fn last_element(text: &str) -> Option<i64> {
 fn lsn_number(text: &str) -> Result<u64> {
     let (high, low) = text.split_once('/').context("not an LSN")?;
     Ok(u64::from_str_radix(high, 16)? << 32 | u64::from_str_radix(low, 16)?)
-}
-
-/// Per key of `la`, the ids in the order in which `transactions` appended them.
-pub fn lists(transactions: &[TruthTransaction]) -> BTreeMap<i32, Vec<i64>> {
-    let mut lists: BTreeMap<i32, Vec<i64>> = BTreeMap::new();
-    for (key, id) in transactions
-        .iter()
-        .flat_map(|transaction| &transaction.appended)
-    {
-        lists.entry(*key).or_default().push(*id);
-    }
-    lists
 }

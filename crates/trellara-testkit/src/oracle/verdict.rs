@@ -1,12 +1,13 @@
 //! Compares every photograph with the prefix of the truth that its checkpoint claims.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
 use tokio_postgres::Client;
 
+use super::observer::IdSet;
 use super::{Observation, Truth};
 
 /// What was found; empty `violations` means that nothing was lost, doubled, torn or reordered.
@@ -55,51 +56,58 @@ impl fmt::Display for Verdict {
 }
 
 /// Judges photographs taken while the flow ran, in the order in which they were taken, and the
-/// target's ledger at the end. `initial_balance` is the sum that [`super::Workload::seed_rows`]
-/// deposits. Photographs of a position before the seed rows arrived are compared as well: their
-/// lists are empty then.
+/// target's ledger at the end.
 pub async fn judge(
     truth: &Truth,
     observations: &[Observation],
     target: &Client,
     flow: &str,
-    initial_balance: i64,
 ) -> Result<Verdict> {
+    let mut verdict = judge_photographs(truth, observations);
+    judge_ledger(truth, LedgerCount::read(target, flow).await?, &mut verdict);
+    Ok(verdict)
+}
+
+/// H1 to H5: every photograph shows exactly the prefix that its checkpoint claims.
+pub fn judge_photographs(truth: &Truth, observations: &[Observation]) -> Verdict {
     let mut verdict = Verdict {
         transactions: truth.transactions.len(),
         observations: observations.len(),
         ..Verdict::default()
     };
-    let mut replay = Replay::default();
-    let mut last_position = 0;
-    let mut sorted: Vec<&Observation> = observations.iter().collect();
     for pair in observations.windows(2) {
         if pair[1].end_lsn < pair[0].end_lsn {
             verdict.violation(format!(
-                "H5: the checkpoint went back from {:X} to {:X}",
-                pair[0].end_lsn, pair[1].end_lsn
+                "H5: the checkpoint went back from {} to {}",
+                lsn(pair[0].end_lsn),
+                lsn(pair[1].end_lsn)
             ));
         }
     }
+    let mut sorted: Vec<&Observation> = observations.iter().collect();
     sorted.sort_by_key(|observation| observation.end_lsn);
+    let mut replay = Replay::default();
+    let mut last_position = None;
     for observation in sorted {
-        if observation.end_lsn != last_position {
+        if last_position.replace(observation.end_lsn) != Some(observation.end_lsn) {
             verdict.distinct_positions += 1;
-            last_position = observation.end_lsn;
         }
         replay.advance(truth, truth.prefix(observation.end_lsn));
-        replay.compare(observation, initial_balance, &mut verdict);
+        replay.compare(observation, &mut verdict);
     }
-    ledger(truth, target, flow, &mut verdict).await?;
-    Ok(verdict)
+    verdict
+}
+
+fn lsn(number: u64) -> String {
+    format!("{:X}/{:X}", number >> 32, number & 0xffff_ffff)
 }
 
 /// The state that a prefix of the truth must produce.
 #[derive(Default)]
 struct Replay {
     done: usize,
-    count: i64,
-    sum: i128,
+    transactions: IdSet,
+    deposited: i64,
     keyless: i64,
     lists: BTreeMap<i32, (i32, Sha256)>,
 }
@@ -108,10 +116,10 @@ impl Replay {
     fn advance(&mut self, truth: &Truth, to: usize) {
         for transaction in &truth.transactions[self.done..to] {
             for id in &transaction.ids {
-                self.count += 1;
-                self.sum += i128::from(*id);
+                self.transactions.add(*id);
             }
             self.keyless += transaction.keyless as i64;
+            self.deposited += transaction.deposited;
             for (key, id) in &transaction.appended {
                 let (length, hash) = self.lists.entry(*key).or_default();
                 if *length > 0 {
@@ -124,17 +132,17 @@ impl Replay {
         self.done = to;
     }
 
-    fn compare(&self, seen: &Observation, initial_balance: i64, verdict: &mut Verdict) {
-        let at = format!(
-            "at {:X}/{:X}",
-            seen.end_lsn >> 32,
-            seen.end_lsn & 0xffff_ffff
-        );
-        if seen.transactions.0 != self.count || seen.transactions.1 != self.sum.to_string() {
+    fn compare(&self, seen: &Observation, verdict: &mut Verdict) {
+        let at = format!("at {}", lsn(seen.end_lsn));
+        if seen.transactions != self.transactions {
             verdict.violation(format!(
-                "H1 {at}: {} rows in tx (sum {}) where {} (sum {}) are due",
-                seen.transactions.0, seen.transactions.1, self.count, self.sum
+                "H1 {at}: tx holds {:?} where {:?} are due",
+                seen.transactions, self.transactions
             ));
+        }
+        let shown: BTreeSet<i32> = seen.lists.iter().map(|(key, ..)| *key).collect();
+        for key in self.lists.keys().filter(|key| !shown.contains(key)) {
+            verdict.violation(format!("H2/H3 {at}: list {key} is not there"));
         }
         for (key, length, hash) in &seen.lists {
             let (due_length, due) = self.lists.get(key).cloned().unwrap_or_default();
@@ -149,8 +157,11 @@ impl Replay {
                 ));
             }
         }
-        if seen.balance != initial_balance && seen.balance != 0 {
-            verdict.violation(format!("H4 {at}: the balances sum to {}", seen.balance));
+        if seen.balance != self.deposited {
+            verdict.violation(format!(
+                "H4 {at}: the balances sum to {} where {} are due",
+                seen.balance, self.deposited
+            ));
         }
         if seen.keyless != self.keyless {
             verdict.violation(format!(
@@ -167,23 +178,42 @@ impl Replay {
     }
 }
 
-/// H6: every identity is in the ledger once.
-async fn ledger(truth: &Truth, target: &Client, flow: &str, verdict: &mut Verdict) -> Result<()> {
-    let row = target
-        .query_one(
-            "SELECT count(*), count(DISTINCT h) FROM (
-               SELECT substring(hashes FROM g * 16 + 1 FOR 16) AS h
-               FROM trellara.applied, generate_series(0, length(hashes) / 16 - 1) g
-               WHERE flow = $1) identities",
-            &[&flow],
-        )
-        .await
-        .context("reading the ledger")?;
-    let (all, distinct): (i64, i64) = (row.get(0), row.get(1));
-    verdict.ledger_identities = all;
-    if all != distinct {
+/// Identities in a ledger.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LedgerCount {
+    /// All of them.
+    pub all: i64,
+    /// Different ones.
+    pub distinct: i64,
+}
+
+impl LedgerCount {
+    /// Counts the ledger of one flow.
+    pub async fn read(target: &Client, flow: &str) -> Result<Self> {
+        let row = target
+            .query_one(
+                "SELECT count(*), count(DISTINCT h) FROM (
+                   SELECT substring(hashes FROM g * 16 + 1 FOR 16) AS h
+                   FROM trellara.applied, generate_series(0, length(hashes) / 16 - 1) g
+                   WHERE flow = $1) identities",
+                &[&flow],
+            )
+            .await
+            .context("reading the ledger")?;
+        Ok(Self {
+            all: row.get(0),
+            distinct: row.get(1),
+        })
+    }
+}
+
+/// H6: every transaction that changed rows is in the ledger once, and nothing else is.
+pub fn judge_ledger(truth: &Truth, ledger: LedgerCount, verdict: &mut Verdict) {
+    verdict.ledger_identities = ledger.all;
+    if ledger.all != ledger.distinct {
         verdict.violation(format!(
-            "H6: {all} identities in the ledger, {distinct} of them distinct"
+            "H6: {} identities in the ledger, {} of them distinct",
+            ledger.all, ledger.distinct
         ));
     }
     let touching = truth
@@ -191,10 +221,14 @@ async fn ledger(truth: &Truth, target: &Client, flow: &str, verdict: &mut Verdic
         .iter()
         .filter(|transaction| transaction.changes > 0)
         .count();
-    if distinct < touching as i64 {
+    if ledger.distinct != touching as i64 {
         verdict.violation(format!(
-            "H6: {distinct} identities where {touching} transactions changed rows"
+            "H6: {} identities where {touching} transactions changed rows",
+            ledger.distinct
         ));
     }
-    Ok(())
 }
+
+#[cfg(test)]
+#[path = "verdict_tests.rs"]
+mod tests;

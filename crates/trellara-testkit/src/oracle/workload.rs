@@ -163,7 +163,10 @@ impl Session {
             *n += 1;
             let one = self.transaction(&mut client, random, *n);
             match tokio::time::timeout(Duration::from_secs(20), one).await {
-                Ok(Ok(())) => _ = self.committed.fetch_add(1, Ordering::Relaxed),
+                Ok(Ok(commits)) => {
+                    self.committed
+                        .fetch_add(u64::from(commits), Ordering::Relaxed);
+                }
                 Ok(Err(error)) if passes(&error) => {}
                 Ok(Err(error)) => break Err(error.into()),
                 Err(elapsed) => break Err(elapsed.into()),
@@ -174,12 +177,13 @@ impl Session {
         result
     }
 
+    /// One transaction; whether it committed.
     async fn transaction(
         &self,
         client: &mut tokio_postgres::Client,
         random: &mut StdRng,
         n: u32,
-    ) -> Result<(), tokio_postgres::Error> {
+    ) -> Result<bool, tokio_postgres::Error> {
         let id = i64::from(self.number) << 32 | i64::from(n);
         let mut keys: Vec<i32> = (0..random.random_range(2..=4))
             .map(|_| random.random_range(0..self.options.keys))
@@ -229,10 +233,11 @@ impl Session {
         }
         transaction.batch_execute(&script).await?;
         if rolled_back {
-            transaction.rollback().await
+            transaction.rollback().await?;
         } else {
-            transaction.commit().await
+            transaction.commit().await?;
         }
+        Ok(!rolled_back)
     }
 }
 

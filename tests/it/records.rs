@@ -1,0 +1,199 @@
+//! Record keys do not depend on how the source happened to decode: the same transactions captured
+//! with different memory, streamed or not, have the same keys.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use trellara_testkit::compare;
+use trellara_testkit::flow::{Flow, Places};
+use trellara_testkit::ground::{Ground, GroundOptions};
+
+use crate::scenario::run;
+
+const SCHEMA: &str = "
+    CREATE TABLE big (id int PRIMARY KEY, body text);
+    CREATE TABLE small (id int PRIMARY KEY, body text);
+    CREATE TABLE full_rows (a int, b text);
+    ALTER TABLE full_rows REPLICA IDENTITY FULL;
+";
+
+/// Transactions of [`load`] that change rows.
+const TRANSACTIONS: usize = 8;
+
+/// Transactions large and small, interleaved, with savepoints rolled back and DDL inside.
+async fn load(url: &str) -> Result<()> {
+    let one = compare::connect(url).await?;
+    let two = compare::connect(url).await?;
+    for client in [&one, &two] {
+        client.batch_execute("SET search_path = public").await?;
+    }
+    let rows = |table: &str, from: u32, count: u32| {
+        format!(
+            "INSERT INTO {table} SELECT g, repeat('b', 300) FROM generate_series({from}, {}) g",
+            from + count - 1
+        )
+    };
+    two.batch_execute("INSERT INTO small VALUES (1, 'before')")
+        .await?;
+    one.batch_execute("BEGIN").await?;
+    one.batch_execute(&rows("big", 1, 1500)).await?;
+    two.batch_execute("BEGIN").await?;
+    two.batch_execute(&rows("full_rows", 1, 800)).await?;
+    one.batch_execute("SAVEPOINT a").await?;
+    one.batch_execute(&rows("big", 10_000, 1500)).await?;
+    one.batch_execute("SAVEPOINT b; UPDATE big SET body = 'undone' WHERE id < 200; ROLLBACK TO b")
+        .await?;
+    one.batch_execute("ROLLBACK TO a").await?;
+    one.batch_execute("ALTER TABLE big ADD COLUMN late int")
+        .await?;
+    one.batch_execute("UPDATE big SET late = id WHERE id <= 700")
+        .await?;
+    two.batch_execute("UPDATE full_rows SET b = b || 'x' WHERE a < 400")
+        .await?;
+    one.batch_execute("DELETE FROM big WHERE id BETWEEN 100 AND 150")
+        .await?;
+    two.batch_execute("COMMIT").await?;
+    one.batch_execute("COMMIT").await?;
+    run(
+        url,
+        &[
+            "BEGIN; INSERT INTO small VALUES (2, 'x'); SAVEPOINT s; INSERT INTO small VALUES (3, 'undone'); ROLLBACK TO s; UPDATE small SET id = 4 WHERE id = 2; COMMIT",
+            // Rolled back as a whole: it has no keys.
+            "BEGIN; INSERT INTO small SELECT g, repeat('r', 300) FROM generate_series(100, 1500) g; ROLLBACK",
+            "DELETE FROM full_rows WHERE a > 700",
+            "TRUNCATE small, full_rows",
+            "INSERT INTO small SELECT g, repeat('s', 300) FROM generate_series(1, 900) g",
+            "INSERT INTO full_rows VALUES (1, 'last')",
+        ],
+    )
+    .await
+}
+
+/// A further flow over the databases of the first.
+fn capture(ground: &Ground, database: &str, number: usize, memory: &str) -> Result<Flow> {
+    let mut flow = Flow::new(
+        &format!("records{number}"),
+        Places {
+            source_url: ground.source.url(database),
+            target_url: ground.target.url(database),
+            nats_url: ground.nats.url(),
+            nats_monitor_url: Some(ground.nats.monitor_url()),
+        },
+        "",
+    )?;
+    flow.places.source_url.push_str(&format!(
+        "?options=-c%20logical_decoding_work_mem%3D{memory}"
+    ));
+    flow.write_config()?;
+    Ok(flow)
+}
+
+async fn inspect(flow: &Flow, arguments: &[&str]) -> Result<Vec<Value>> {
+    let arguments = [&["--output", "json", "inspect"], arguments].concat();
+    let done = flow.command(&arguments).await?;
+    ensure!(
+        done.code == 0,
+        "inspect ended with {}: {}",
+        done.code,
+        done.stderr
+    );
+    serde_json::from_str(&done.stdout).context("inspect prints JSON")
+}
+
+fn text(value: &Value, name: &str) -> Result<String> {
+    Ok(value[name].as_str().context("a text")?.to_owned())
+}
+
+/// Identity of each transaction → its record keys with what they do, and whether it was chunked.
+async fn records(flow: &Flow) -> Result<BTreeMap<String, (Vec<String>, bool)>> {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let transactions = loop {
+        let found = inspect(flow, &["--limit", "0"]).await?;
+        if found.len() >= TRANSACTIONS {
+            break found;
+        }
+        ensure!(
+            Instant::now() < deadline,
+            "{} transactions in the stream: {found:?}\n{}",
+            found.len(),
+            flow.logs()
+        );
+    };
+    let mut all = BTreeMap::new();
+    for transaction in &transactions {
+        let id = text(transaction, "id")?;
+        let keys = inspect(flow, &["--transaction", &id])
+            .await?
+            .iter()
+            .map(|record| {
+                let (key, operation) = (text(record, "id")?, text(record, "operation")?);
+                Ok(format!("{key} {operation} {}", text(record, "table")?))
+            })
+            .collect::<Result<Vec<String>>>()?;
+        ensure!(
+            keys.len() as u64 == transaction["changes"].as_u64().context("a number")?,
+            "{} keys, but {transaction}",
+            keys.len()
+        );
+        let chunked = transaction["chunks"].as_u64().context("a number")? > 0;
+        all.insert(id, (keys, chunked));
+    }
+    Ok(all)
+}
+
+async fn the_same_keys_however_the_source_decodes(version: u32) -> Result<()> {
+    let ground = Ground::start(&GroundOptions::version(version))?;
+    let first = ground.flow("records", SCHEMA, SCHEMA, "").await?;
+    let mut flows = Vec::new();
+    for (number, memory) in ["64kB", "1GB", "64kB", "1GB"].into_iter().enumerate() {
+        let mut flow = capture(&ground, "records", number, memory)?;
+        flow.setup().await?;
+        flow.start_relay()?;
+        flows.push((memory, flow));
+    }
+    load(&first.source_admin).await?;
+    let mut seen = Vec::new();
+    for (memory, flow) in &flows {
+        let records = records(flow).await?;
+        ensure!(records.len() == TRANSACTIONS, "{records:?}");
+        let chunked = records.values().filter(|(_, chunked)| *chunked).count();
+        ensure!(
+            (chunked > 0) == (*memory == "64kB"),
+            "{chunked} transactions were streamed with {memory}"
+        );
+        let keys: BTreeMap<_, _> = records
+            .into_iter()
+            .map(|(id, (keys, _))| (id, keys))
+            .collect();
+        seen.push(keys);
+    }
+    let total: usize = seen[0].values().map(Vec::len).sum();
+    ensure!(total > 4000, "only {total} record keys");
+    for (at, keys) in seen.iter().enumerate().skip(1) {
+        for (id, expected) in &seen[0] {
+            let found = keys
+                .get(id)
+                .with_context(|| format!("no transaction {id} in capture {at}"))?;
+            let differing = expected.iter().zip(found).find(|(a, b)| a != b);
+            ensure!(
+                expected == found,
+                "capture {at}, transaction {id}: {} keys against {}, first difference {differing:?}",
+                expected.len(),
+                found.len()
+            );
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_same_keys_however_the_source_decodes_on_15() -> Result<()> {
+    the_same_keys_however_the_source_decodes(15).await
+}
+
+#[tokio::test]
+async fn the_same_keys_however_the_source_decodes_on_18() -> Result<()> {
+    the_same_keys_however_the_source_decodes(18).await
+}
