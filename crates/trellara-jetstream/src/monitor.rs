@@ -1,5 +1,7 @@
 //! What the server's HTTP monitor says about durability.
 
+use crate::ServerVersion;
+
 /// Reads `sync_always` from the body of `/varz`: true when every write is fsynced before it is
 /// acknowledged, `None` when the body is not what a NATS server with JetStream answers.
 ///
@@ -14,6 +16,12 @@ pub fn sync_always(varz: &str) -> Option<bool> {
     Some(always.unwrap_or(false))
 }
 
+/// Reads the server's version from the body of `/varz`; `None` when it does not say one.
+pub fn version(varz: &str) -> Option<ServerVersion> {
+    let varz: serde_json::Value = serde_json::from_str(varz).ok()?;
+    varz.get("version")?.as_str().map(ServerVersion::parse)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -26,5 +34,15 @@ mod tests {
         assert_eq!(sync_always(off), Some(false));
         assert_eq!(sync_always(r#"{"jetstream":{}}"#), None);
         assert_eq!(sync_always("<html>"), None);
+    }
+
+    #[test]
+    fn the_version_is_read_where_it_is_said() {
+        assert_eq!(
+            version(r#"{"version":"2.10.26"}"#),
+            Some(ServerVersion::new(2, 10, 26))
+        );
+        assert_eq!(version("{}"), None);
+        assert_eq!(version("<html>"), None);
     }
 }

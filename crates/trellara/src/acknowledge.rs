@@ -3,7 +3,8 @@
 //! Confirming a position to PostgreSQL lets it forget WAL. So `published` is only taken where the
 //! broker's acknowledgement is known to be an fsync; everything else waits for the target.
 
-use trellara_jetstream::monitor::sync_always;
+use trellara_jetstream::monitor::{sync_always, version};
+use trellara_jetstream::{ServerVersion, Support};
 use trellara_relay::Acknowledge;
 
 use crate::config::{AcknowledgeSetting, BrokerSetting, Config};
@@ -53,11 +54,25 @@ pub(crate) async fn decide(config: &Config) -> Decision {
     }
     for monitor in monitors {
         match varz(monitor).await {
-            Ok(Some(true)) => {}
-            Ok(Some(false)) => {
+            // Such a server can lose what it has acknowledged, however it writes; an explicit
+            // `published` is refused by the checks.
+            Ok(Varz {
+                version: Some(version),
+                ..
+            }) if version.support() != Support::Full => {
+                return applied(format!("{monitor} is nats-server {version}"));
+            }
+            Ok(Varz {
+                sync_always: Some(true),
+                ..
+            }) => {}
+            Ok(Varz {
+                sync_always: Some(_),
+                ..
+            }) => {
                 return applied(format!("{monitor} does not have sync_interval: always"));
             }
-            Ok(None) => {
+            Ok(_) => {
                 return applied(format!(
                     "{monitor} does not answer like a NATS server with JetStream"
                 ));
@@ -68,7 +83,13 @@ pub(crate) async fn decide(config: &Config) -> Decision {
     published("every monitor says sync_always")
 }
 
-async fn varz(monitor: &str) -> Result<Option<bool>, String> {
+/// What a monitor said, as far as it could be read.
+struct Varz {
+    version: Option<ServerVersion>,
+    sync_always: Option<bool>,
+}
+
+async fn varz(monitor: &str) -> Result<Varz, String> {
     let address = monitor
         .strip_prefix("http://")
         .unwrap_or(monitor)
@@ -78,7 +99,9 @@ async fn varz(monitor: &str) -> Result<Option<bool>, String> {
     } else {
         format!("{address}:8222")
     };
-    http::get(&address, "/varz")
-        .await
-        .map(|body| sync_always(&body))
+    let body = http::get(&address, "/varz").await?;
+    Ok(Varz {
+        version: version(&body),
+        sync_always: sync_always(&body),
+    })
 }

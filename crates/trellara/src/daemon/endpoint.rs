@@ -36,8 +36,6 @@ pub(super) async fn start(address: SocketAddr, health: Arc<Health>) -> Option<So
     };
     // With port 0 the system chooses one.
     let address = listener.local_addr().unwrap_or(address);
-    // Port 0 in the file means any; what was taken is what a reader of the log can use.
-    let address = listener.local_addr().unwrap_or(address);
     tracing::info!(%address, "serving /metrics, /status, /livez and /readyz");
     let router = Router::new()
         .route("/metrics", get(metrics))
