@@ -3,6 +3,10 @@
 //! This module never updates or deletes a row. It does not decide what was applied; it makes sure
 //! that rows and their record are committed together or not at all.
 
+use std::future::{Future, poll_fn};
+use std::task::Poll;
+
+use futures_util::future::maybe_done;
 use tokio_postgres::types::PgLsn;
 use tokio_postgres::{Client, Error, Row, Statement};
 use trellara_envelope::{
@@ -66,25 +70,23 @@ impl Ledger {
         to: &Checkpoint,
         identities: &[LedgerIdentity],
     ) -> Result<Checkpoint, Error> {
-        let mut newest = from.clone();
-        let mut rest = identities;
-        loop {
-            let (piece, behind) = rest.split_at(rest.len().min(IDENTITIES_PER_ROW));
-            let mut row = to.clone();
-            if let (Some(last), false) = (piece.last(), behind.is_empty()) {
-                // An intermediate row: visible to nobody, because they commit together.
-                row.end_lsn = last.end_lsn;
-                row.transaction_end_lsn = last.end_lsn;
-                row.transport = from.transport.clone();
-            }
-            row.ordinal = LedgerOrdinal(newest.ordinal.0 + piece.len().max(1) as i64);
-            self.insert(client, &newest, &row, piece).await?;
+        let rows = rows(from, to, identities);
+        let mut newest = from;
+        let mut inserts = Vec::with_capacity(rows.len());
+        for (row, piece) in &rows {
+            let mut insert = Box::pin(maybe_done(self.insert(client, newest, row, piece)));
+            // The first poll sends. Each row looks for the one before it, which stands before it on
+            // the same connection: there is no need to wait for an answer in between.
+            _ = poll_fn(|context| Poll::Ready(insert.as_mut().poll(context))).await;
+            inserts.push(insert);
             newest = row;
-            rest = behind;
-            if rest.is_empty() {
-                return Ok(newest);
-            }
         }
+        for mut insert in inserts {
+            // In order: what stands behind a refused row fails only because of it.
+            insert.as_mut().await;
+            insert.as_mut().take_output().transpose()?;
+        }
+        Ok(newest.clone())
     }
 
     async fn insert(
@@ -127,6 +129,33 @@ impl Ledger {
             )
             .await
             .map(drop)
+    }
+}
+
+/// The rows that `identities` take behind `from`, the last of them standing at `to`.
+fn rows<'i>(
+    from: &Checkpoint,
+    to: &Checkpoint,
+    identities: &'i [LedgerIdentity],
+) -> Vec<(Checkpoint, &'i [LedgerIdentity])> {
+    let mut rows = Vec::with_capacity(identities.len() / IDENTITIES_PER_ROW + 1);
+    let (mut ordinal, mut rest) = (from.ordinal, identities);
+    loop {
+        let (piece, behind) = rest.split_at(rest.len().min(IDENTITIES_PER_ROW));
+        let mut row = to.clone();
+        if let (Some(last), false) = (piece.last(), behind.is_empty()) {
+            // An intermediate row: visible to nobody, because they commit together.
+            row.end_lsn = last.end_lsn;
+            row.transaction_end_lsn = last.end_lsn;
+            row.transport = from.transport.clone();
+        }
+        ordinal = LedgerOrdinal(ordinal.0 + piece.len().max(1) as i64);
+        row.ordinal = ordinal;
+        rows.push((row, piece));
+        rest = behind;
+        if rest.is_empty() {
+            return rows;
+        }
     }
 }
 

@@ -176,6 +176,29 @@ async fn c31_missed_compare_and_set_in_a_pipeline_on_18() {
     missed_compare_and_set(18).await;
 }
 
+/// The rows of one record are sent together; the answers behind a refused one are echoes of it.
+#[tokio::test]
+async fn c31_of_many_rows_the_one_that_is_refused_is_named() {
+    let (target, genesis, epoch) = set_up(18).await;
+    let client = &target.client;
+    let ledger = Ledger::prepare(client, &shop(), Lane(0), epoch)
+        .await
+        .unwrap();
+    let stale = Checkpoint {
+        end_lsn: Lsn(0xff),
+        ..genesis.clone()
+    };
+    let to = behind(&genesis, 0x2000);
+    client.batch_execute("BEGIN").await.unwrap();
+    let refused = ledger
+        .record(client, &stale, &to, &identities(1000, 0x1000))
+        .await
+        .unwrap_err();
+    assert_eq!(refused.code(), Some(&SqlState::NOT_NULL_VIOLATION));
+    client.batch_execute("ROLLBACK").await.unwrap();
+    assert_eq!(target.checkpoint(&shop()).await, genesis);
+}
+
 #[tokio::test]
 async fn two_writers_behind_one_predecessor_cannot_both_commit() {
     let (target, genesis, epoch) = set_up(18).await;
