@@ -3,6 +3,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -74,6 +75,8 @@ struct Shared {
     reader: Reader,
     /// Replaced when it is lost.
     session: Mutex<Arc<Session>>,
+    /// The session did not answer in time.
+    unheard: AtomicBool,
     marker: Marker,
     publication: PublicationFacts,
 }
@@ -94,6 +97,7 @@ impl Asker {
                 broker,
                 reader,
                 session: Mutex::new(session),
+                unheard: AtomicBool::new(false),
                 marker,
                 publication,
             }),
@@ -167,7 +171,11 @@ impl Shared {
         let (publication, existing) = match tokio::time::timeout(TIMEOUT, check).await {
             Ok(Ok(read)) => read,
             Ok(Err(reason)) => return Err(Failed::NoAnswer(reason)),
-            Err(_) => return Err(Failed::NoAnswer("no answer in time".to_owned())),
+            Err(_) => {
+                // It may be dead without anybody having said so: the next check gets another.
+                self.unheard.store(true, Ordering::Relaxed);
+                return Err(Failed::NoAnswer("no answer in time".to_owned()));
+            }
         };
         let Some(publication) = publication else {
             return Err(Failed::Halt(crate::resume::no_publication()));
@@ -201,12 +209,13 @@ impl Shared {
     /// The session, or a new one when it was lost.
     async fn session(&self) -> Result<Arc<Session>, String> {
         let session = self.lock().clone();
-        if !session.is_closed() {
+        if !session.is_closed() && !self.unheard.load(Ordering::Relaxed) {
             return Ok(session);
         }
         let session = self.options.source.session().await;
         let session = Arc::new(session.map_err(|error| error.to_string())?);
         *self.lock() = session.clone();
+        self.unheard.store(false, Ordering::Relaxed);
         Ok(session)
     }
 

@@ -13,7 +13,7 @@ mod read;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tokio::sync::mpsc;
@@ -95,18 +95,47 @@ pub struct ReplicationStream {
 /// waits. One message may always wait, however large.
 const UNREAD_BYTES: usize = 4 << 20;
 
+/// A server that says nothing for this long although it is asked every two seconds is gone, even
+/// where something on the way keeps the connection alive.
+pub const SILENCE_LIMIT: Duration = Duration::from_secs(30);
+/// The limit where `wal_sender_timeout` is off: then a walsender that decodes one huge transaction
+/// of which the publication has nothing hears nobody until it is done.
+const SILENCE_WITHOUT_TIMEOUT: Duration = Duration::from_secs(600);
+
 /// START_REPLICATION on the flow's slot, from the slot's own position: starting anywhere else
 /// skips what a source that was set back would send again (C02).
 pub async fn start(
-    connection: ReplicationConnection,
+    mut connection: ReplicationConnection,
     options: &SourceOptions,
     streaming: Streaming,
 ) -> Result<ReplicationStream, QueryError> {
+    let silence = silence_limit(&mut connection).await?;
     let plugin_options = plugin_options(options, streaming);
     let copy = connection
         .start_replication(&options.slot, Lsn::ZERO, &plugin_options)
         .await?;
-    ReplicationStream::new(copy).map_err(QueryError::Connection)
+    copy.reader
+        .set_read_timeout(Some(silence))
+        .and_then(|()| ReplicationStream::new(copy))
+        .map_err(QueryError::Connection)
+}
+
+/// A walsender that is busy speaks up after half its timeout at the latest.
+async fn silence_limit(connection: &mut ReplicationConnection) -> Result<Duration, QueryError> {
+    let rows = connection
+        .simple_query("SELECT setting FROM pg_settings WHERE name = 'wal_sender_timeout'")
+        .await?;
+    let setting = rows.into_iter().flatten().flatten().next();
+    let timeout_ms = setting.and_then(|text| text.parse().ok()).unwrap_or(0);
+    Ok(silence_beside(Duration::from_millis(timeout_ms)))
+}
+
+fn silence_beside(wal_sender_timeout: Duration) -> Duration {
+    if wal_sender_timeout.is_zero() {
+        SILENCE_WITHOUT_TIMEOUT
+    } else {
+        SILENCE_LIMIT.max(wal_sender_timeout)
+    }
 }
 
 /// Options for pgoutput; a publication's name is quoted once more inside its list (B94).
@@ -187,6 +216,12 @@ mod tests {
     use super::*;
     use trellara_envelope::FlowName;
     use trellara_postgres::{ConnectOptions, Environment};
+
+    #[test]
+    fn a_busy_walsender_may_be_silent_for_as_long_as_it_may() {
+        let limit = |seconds| silence_beside(Duration::from_secs(seconds)).as_secs();
+        assert_eq!([limit(5), limit(60), limit(0)], [30, 60, 600]);
+    }
 
     #[test]
     fn b94_publication_names_are_quoted() {

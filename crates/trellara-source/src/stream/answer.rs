@@ -10,7 +10,8 @@ use trellara_postgres::CopyWriter;
 use super::Feedback;
 
 /// The last positions are repeated this often, whatever the relay does: a walsender gives up on
-/// us after `wal_sender_timeout`, of which ten seconds is the shortest that is sensible.
+/// us after `wal_sender_timeout`, of which ten seconds is the shortest that is sensible. Each time
+/// a reply is asked for, so that a server that says nothing at all is known to be gone.
 const REPEAT_INTERVAL: Duration = Duration::from_secs(2);
 
 /// What to tell the server; the newest wins.
@@ -58,8 +59,8 @@ impl Answering {
         if state.stopped && !state.fresh {
             return None;
         }
-        state.fresh = false;
-        let reply = std::mem::take(&mut state.reply_requested);
+        let repeated = !std::mem::take(&mut state.fresh);
+        let reply = std::mem::take(&mut state.reply_requested) || repeated;
         Some((state.feedback, reply))
     }
 

@@ -1,5 +1,6 @@
 //! The reading thread: one receive per wake, and a short sleep only while much is coming.
 
+use std::io::ErrorKind;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -37,7 +38,10 @@ fn read(reader: &mut CopyReader, sender: &Sender, gate: &Gate) -> StreamEnd {
         let received = match reader.read_some(&mut buffer) {
             Ok(0) => return StreamEnd::Lost("the server closed the connection".to_owned()),
             Ok(received) => received,
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                return StreamEnd::Lost("it has said nothing for too long".to_owned());
+            }
             Err(error) => return StreamEnd::Lost(error.to_string()),
         };
         let read_at = Instant::now();
