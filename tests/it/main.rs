@@ -11,6 +11,7 @@ mod absences;
 mod identity;
 mod large;
 mod names;
+mod promises;
 mod protocol;
 mod quickstart;
 mod records;

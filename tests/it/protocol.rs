@@ -58,7 +58,7 @@ async fn b22_savepoints_rolled_back_inside_a_streamed_transaction() -> Result<()
 }
 
 #[tokio::test]
-async fn streamed_transactions_interleave_with_small_ones_and_with_ddl() -> Result<()> {
+async fn c19_streamed_transactions_interleave_with_small_ones_and_with_ddl() -> Result<()> {
     let schema =
         "CREATE TABLE a (id int PRIMARY KEY, t text); CREATE TABLE b (id int PRIMARY KEY, t text)";
     let mut flow = prepared(

@@ -173,7 +173,7 @@ mod tests {
     use crate::machine::testing::checkpoint_at;
 
     #[test]
-    fn the_checkpoints_frame_and_open_transactions_stay() {
+    fn c14_the_checkpoints_frame_and_open_transactions_stay() {
         let durable = checkpoint_at(50, 0x100);
         let at = |keep, history| bound(&durable, StreamSequence(keep), StreamSequence(history)).0;
         assert_eq!(at(50, u64::MAX), 50, "exclusive: 50 itself stays");

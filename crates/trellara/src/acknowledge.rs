@@ -105,3 +105,57 @@ async fn varz(monitor: &str) -> Result<Varz, String> {
         sync_always: sync_always(&body),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+
+    use super::*;
+    use crate::config::tests::{SMALLEST, resolved};
+
+    async fn decided(nats: String) -> Acknowledge {
+        let config = resolved(&format!("{SMALLEST}{nats}"), &[]).expect("a configuration");
+        decide(&config).await.acknowledge
+    }
+
+    /// A monitor that answers once.
+    fn monitor(varz: &'static str) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        std::thread::spawn(move || {
+            let (mut client, _) = listener.accept().expect("a client");
+            let mut request = [0; 1024];
+            let _ = client.read(&mut request);
+            let length = varz.len();
+            let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n");
+            client
+                .write_all(format!("{head}{varz}").as_bytes())
+                .expect("sent");
+        });
+        format!("http://{address}")
+    }
+
+    #[tokio::test]
+    async fn c28_auto_is_published_only_where_an_acknowledgement_is_an_fsync() {
+        assert_eq!(
+            decided(String::new()).await,
+            Acknowledge::Applied,
+            "embedded"
+        );
+        let told = |more: &str| decided(format!("nats: {{url: \"nats://n1\"{more}}}\n"));
+        assert_eq!(told("").await, Acknowledge::Applied, "nobody knows");
+        assert_eq!(told(", durable: true").await, Acknowledge::Published);
+        let always = monitor(r#"{"jetstream":{"config":{"sync_always":true}}}"#);
+        let one = format!(", monitor_url: \"{always}\"");
+        assert_eq!(told(&one).await, Acknowledge::Published);
+        let three = format!(", replicas: 3, monitor_url: \"{always}\"");
+        let verdict = told(&three).await;
+        assert_eq!(verdict, Acknowledge::Applied, "one server of three");
+        let sometimes = monitor(r#"{"jetstream":{"config":{"sync_interval":120000000000}}}"#);
+        let lazy = format!(", monitor_url: \"{sometimes}\"");
+        assert_eq!(told(&lazy).await, Acknowledge::Applied);
+        let gone = ", monitor_url: \"http://127.0.0.1:1\"";
+        assert_eq!(told(gone).await, Acknowledge::Applied, "nobody answers");
+    }
+}

@@ -82,3 +82,34 @@ impl Space {
         self.stream.max_bytes
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Chunks of a dead relay's open transaction fill the stream as far as data may; what tells
+    /// the applier that they are garbage still fits, however often the relay begins again.
+    #[test]
+    fn c13_a_marker_fits_into_a_stream_full_of_chunks() {
+        let mut space = Space::default();
+        let max = 1 << 30;
+        space.update(StreamSpace {
+            bytes: 0,
+            max_bytes: Some(max),
+            last_sequence: StreamSequence(0),
+        });
+        let chunk = 512 << 10;
+        let mut sequence = StreamSequence(0);
+        while space.fits(FrameKind::Chunk, chunk) {
+            sequence = sequence.next();
+            space.published(sequence, chunk);
+        }
+        assert!(!space.fits(FrameKind::Bundle, chunk));
+        for _ in 0..64 {
+            assert!(space.fits(FrameKind::Marker, chunk));
+            sequence = sequence.next();
+            space.published(sequence, chunk);
+        }
+        assert!(space.used() <= max);
+    }
+}

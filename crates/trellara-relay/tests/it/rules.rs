@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use trellara_envelope::{Body, FrameKind, HaltCode, Incarnation};
-use trellara_jetstream::topology;
+use trellara_jetstream::read::Reader;
+use trellara_jetstream::{topology, trim};
 use trellara_relay::Acknowledge;
 
 use crate::cases::TABLE;
@@ -64,6 +65,28 @@ async fn a_missing_slot_or_stream_is_refused_by_name() {
     let halt = world.start().halted().await;
     assert_eq!(halt.code, HaltCode::Config, "{halt}");
     assert!(halt.hint.contains("trellara setup"), "{halt}");
+}
+
+/// The applier trims genesis, markers and all: the last frame alone says where to go on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_trimmed_stream_without_genesis_goes_on() {
+    let mut world = World::new(Wishes::default(), TABLE).await;
+    let relay = world.start();
+    relay.streaming().await;
+    world.sql("INSERT INTO t VALUES (1, 'a')");
+    world.read_changes(&["I t (1, a)"]).await;
+    relay.stop().await;
+    let flow = &world.options.flow;
+    let reader = Reader::new(&world.broker, &flow.stream());
+    let last = reader.end().await.expect("an answer").last_sequence;
+    trim::purge_to(&world.broker, &flow.stream(), &flow.all_subjects(), last)
+        .await
+        .expect("trimmed");
+    let relay = world.start();
+    world.sql("INSERT INTO t VALUES (2, 'b')");
+    world.read_changes(&["I t (1, a)", "I t (2, b)"]).await;
+    assert_eq!(relay.streaming().await.incarnation, Incarnation(2));
+    relay.stop().await;
 }
 
 /// A source that shuts down is let go although nothing can be confirmed to it (C04).

@@ -12,7 +12,7 @@ mod quantity;
 mod resolve;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::collections::BTreeMap;
 use std::fmt;

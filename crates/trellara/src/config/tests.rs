@@ -4,7 +4,7 @@ use super::file::{FileConfig, Node};
 use super::*;
 
 const EXAMPLE: &str = include_str!("../../../../trellara.yml.example");
-const SMALLEST: &str = "flow: shop
+pub(crate) const SMALLEST: &str = "flow: shop
 source: {url: \"postgresql://trellara_capture@db1/shop\", tables: [public.*]}
 target: {url: \"postgresql://trellara_apply@db2/shop\"}
 ";
@@ -16,7 +16,7 @@ fn environment(variables: &[(&str, &str)]) -> EnvironmentMap {
         .collect()
 }
 
-fn resolved(text: &str, variables: &[(&str, &str)]) -> Result<Config, ConfigErrors> {
+pub(crate) fn resolved(text: &str, variables: &[(&str, &str)]) -> Result<Config, ConfigErrors> {
     let environment = environment(variables);
     let written = written(text, &environment)?;
     resolve::resolve(&written, &environment, SecretFiles::default())

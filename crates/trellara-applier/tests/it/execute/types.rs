@@ -49,7 +49,7 @@ INSERT INTO every(id, c_numeric, c_float4, c_float8, c_numeric2, c_interval) VAL
 "#;
 
 on_each_version! {
-    async fn every_type_arrives_byte_for_byte(version) {
+    async fn c39_every_type_arrives_byte_for_byte(version) {
         let mut world = World::new(version, TYPES).await;
         let money = "SET lc_monetary = 'C'; SET xmloption = content; ";
         world.follows(&format!("{money}{ROWS}"), &["every"]).await;
