@@ -19,8 +19,8 @@ pub(crate) use self::error::Place;
 pub use self::error::{ApplyError, ApplyErrorDetails, ApplyErrorKind};
 use self::pipeline::Pipeline;
 pub(crate) use self::statements::Statements;
-use crate::plan::{Change, Planner};
-use crate::target::Catalog;
+use crate::plan::{Change, Identity, Planner, owned_sequences};
+use crate::target::{Catalog, TargetTable};
 
 /// Settings an apply session needs, beyond [`trellara_postgres::SESSION_SETTINGS`]; to be given
 /// in the startup packet or with SET before the first change. The planner ones keep set-based
@@ -255,7 +255,14 @@ impl<'c> Executor<'c> {
             };
             tables.push(table.await.map_err(|error| error.at(place, 1))?);
         }
-        self.planner.truncate(&tables, restart_identity);
+        let identity = if restart_identity {
+            restart(self.client, &tables)
+                .await
+                .map_err(|error| error.at(place, 1))?
+        } else {
+            Identity::Continue
+        };
+        self.planner.truncate(&tables, identity);
         self.send_ready().await
     }
 
@@ -310,6 +317,22 @@ impl<'c> Executor<'c> {
         self.failed = Some(error.clone());
         Err(error)
     }
+}
+
+/// How this role may restart the tables' sequences: TRUNCATE wants their owner, and an applier
+/// with the least rights owns nothing.
+async fn restart(client: &Client, tables: &[Arc<TargetTable>]) -> Result<Identity, ApplyError> {
+    let sequences = owned_sequences(tables);
+    let sql = format!(
+        "SELECT coalesce(pg_catalog.bool_and(pg_catalog.pg_has_role(s.relowner, 'USAGE')), true) {sequences}"
+    );
+    let row = client.query_one(&sql, &[]).await;
+    let owner: bool = row.map_err(|error| ApplyError::from_server(&error))?.get(0);
+    Ok(if owner {
+        Identity::Restart
+    } else {
+        Identity::SetBack
+    })
 }
 
 fn described(relation: Oid, relations: &RelationMap) -> Result<&Arc<Relation>, ApplyError> {

@@ -50,6 +50,35 @@ pub(crate) struct Step<'a> {
     pub(crate) table: Arc<TargetTable>,
 }
 
+/// What a TRUNCATE does with the sequences that belong to the tables' columns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Identity {
+    /// Leaves them.
+    Continue,
+    /// RESTART IDENTITY, which takes their owner.
+    Restart,
+    /// The same for a role that may only UPDATE them. `setval` is not undone by a rollback; the
+    /// transaction is then tried again, and the replicated rows bring their numbers along anyway.
+    SetBack,
+}
+
+/// FROM and WHERE of a query over the sequences that belong to columns of the tables and of their
+/// partitions: `q` is the row of `pg_sequence`, `s` that of `pg_class`.
+pub(crate) fn owned_sequences(tables: &[Arc<TargetTable>]) -> String {
+    let oids: Vec<String> = tables.iter().map(|table| table.oid.to_string()).collect();
+    format!(
+        "FROM pg_catalog.unnest('{{{}}}'::pg_catalog.oid[]) AS t(oid) \
+         CROSS JOIN LATERAL (SELECT t.oid UNION \
+              SELECT p.relid FROM pg_catalog.pg_partition_tree(t.oid) AS p) AS r(oid) \
+         JOIN pg_catalog.pg_depend AS d ON d.refobjid = r.oid AND d.deptype IN ('a', 'i') \
+          AND d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass \
+          AND d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass \
+         JOIN pg_catalog.pg_sequence AS q ON q.seqrelid = d.objid \
+         JOIN pg_catalog.pg_class AS s ON s.oid = d.objid",
+        oids.join(",")
+    )
+}
+
 impl Step<'_> {
     /// Bytes of its values.
     pub(crate) fn bytes(&self) -> usize {
@@ -140,24 +169,30 @@ impl Planner {
     /// Empties tables, all by one statement; a partitioned one with its partitions, any other
     /// without its children. CASCADE is not repeated: the message names every published table it
     /// reached.
-    pub(crate) fn truncate(&mut self, tables: &[Arc<TargetTable>], restart_identity: bool) {
+    pub(crate) fn truncate(&mut self, tables: &[Arc<TargetTable>], identity: Identity) {
         let Some(first) = tables.first() else { return };
         self.emit_all();
         let names: Vec<String> = tables.iter().map(|table| table.only()).collect();
-        let restart = if restart_identity {
-            " RESTART IDENTITY"
-        } else {
-            ""
+        let restart = match identity {
+            Identity::Restart => " RESTART IDENTITY",
+            Identity::Continue | Identity::SetBack => "",
         };
-        self.ready.push(Step {
-            sql: format!("TRUNCATE {}{restart}", names.join(", ")).into(),
+        let mut sql = vec![format!("TRUNCATE {}{restart}", names.join(", "))];
+        if identity == Identity::SetBack {
+            let sequences = owned_sequences(tables);
+            sql.push(format!(
+                "SELECT pg_catalog.setval(q.seqrelid::pg_catalog.regclass, q.seqstart, false) {sequences}"
+            ));
+        }
+        self.ready.extend(sql.into_iter().map(|sql| Step {
+            sql: sql.into(),
             parameters: Vec::new(),
             rows: None,
             first: self.place,
             changes: 1,
             verb: "truncate",
             table: Arc::clone(first),
-        });
+        }));
     }
 
     /// Everything gathered becomes ready.

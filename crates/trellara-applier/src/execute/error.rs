@@ -184,7 +184,8 @@ fn hint(kind: ApplyErrorKind, sqlstate: &str) -> &'static str {
     match (kind, sqlstate) {
         (ApplyErrorKind::Rights, _) => {
             "grant the apply role SELECT, INSERT, UPDATE, DELETE and TRUNCATE on the table, and \
-             BYPASSRLS where row-level security is on"
+             BYPASSRLS where row-level security is on; UPDATE on the table's sequences for \
+             TRUNCATE … RESTART IDENTITY"
         }
         (ApplyErrorKind::Data, "23505") => {
             "a row with this key is on the target already: look for other writers"

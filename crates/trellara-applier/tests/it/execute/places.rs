@@ -101,6 +101,19 @@ on_each_version! {
         world.follows("BEGIN; INSERT INTO parent VALUES (3); TRUNCATE parent, child RESTART IDENTITY; INSERT INTO parent VALUES (4); COMMIT", &["parent", "child"]).await;
         let next: i64 = world.target.query_one("SELECT nextval('child_id_seq')", &[]).await.unwrap().get(0);
         assert_eq!(next, 1);
+        // A role that owns nothing may not restart a sequence, only set it.
+        let role = format!("plain_{}", world.target_url.rsplit_once('/').unwrap().1);
+        world.target.batch_execute(&format!("CREATE ROLE {role}; GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON ALL TABLES IN SCHEMA public TO {role};
+             GRANT SELECT, UPDATE ON ALL SEQUENCES IN SCHEMA public TO {role}; SELECT setval('child_id_seq', 50)")).await.unwrap();
+        world.session.batch_execute(&format!("SET ROLE {role}")).await.unwrap();
+        world.follows("BEGIN; TRUNCATE parent, child RESTART IDENTITY; INSERT INTO parent VALUES (4); COMMIT", &["parent", "child"]).await;
+        let next: i64 = world.target.query_one("SELECT nextval('child_id_seq')", &[]).await.unwrap().get(0);
+        assert_eq!(next, 1);
+        world.target.batch_execute(&format!("REVOKE UPDATE ON SEQUENCE child_id_seq FROM {role}")).await.unwrap();
+        let refused = world.run("TRUNCATE child RESTART IDENTITY").await.unwrap_err();
+        assert_eq!((refused.kind, refused.sqlstate.as_str()), (ApplyErrorKind::Rights, "42501"));
+        world.session.batch_execute("RESET ROLE").await.unwrap();
+        world.target.batch_execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}")).await.unwrap();
         world.follows("INSERT INTO child(id, p) VALUES (77, 4); TRUNCATE parent CASCADE", &["parent", "child"]).await;
         world.follows("TRUNCATE ONLY aside", &["aside"]).await;
         assert_eq!(world.rows("aside").await, ["(2)"]);
