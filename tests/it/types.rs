@@ -60,6 +60,26 @@ async fn b69_role_and_database_settings_do_not_change_values() -> Result<()> {
     flow.converges(WITHIN).await
 }
 
+/// A name is printed with its schema only when that is not on the session's path: what arrives as
+/// `t` would be nothing on a target that looks elsewhere.
+#[tokio::test]
+async fn b69_values_that_name_things_carry_their_schema() -> Result<()> {
+    carried(
+        15,
+        "names",
+        &[
+            "CREATE TABLE t (id int PRIMARY KEY, c regclass, f regprocedure, ty regtype);
+           CREATE FUNCTION f(t) RETURNS int LANGUAGE sql AS 'SELECT 1'",
+        ],
+        &[
+            "INSERT INTO t VALUES (1, 't', 'f(t)', 't')",
+            "UPDATE t SET c = 't_pkey'",
+        ],
+    )
+    .await?;
+    Ok(())
+}
+
 #[tokio::test]
 async fn b70_not_a_number_and_infinities() -> Result<()> {
     carried(

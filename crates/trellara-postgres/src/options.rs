@@ -24,6 +24,12 @@ pub const SESSION_SETTINGS: &[(&str, &str)] = &[
     ("bytea_output", "hex"),
     ("TimeZone", "UTC"),
     ("standard_conforming_strings", "on"),
+    // A regclass and its kind are printed with their schema exactly when it is not on the path,
+    // and what they print must be readable on the target. It also keeps objects that somebody put
+    // into `public` from standing in for PostgreSQL's own.
+    ("search_path", "pg_catalog"),
+    // money.
+    ("lc_monetary", "C"),
     ("statement_timeout", "0"),
     ("lock_timeout", "0"),
     ("idle_in_transaction_session_timeout", "0"),
