@@ -2,12 +2,14 @@
 //!
 //! - `quickstart`: a real load arrives equal on the oldest and the newest server.
 //! - `large`: one streamed transaction with kills in its middle; `records`: record keys.
+//! - `connect`: connection strings, passwords and TLS, on every connection.
 //! - `types`, `identity`, `names`, `protocol`, `restart`: cases from the field, each a test named
 //!   after its number.
 
 #![allow(clippy::print_stderr, reason = "tests print their seeds")]
 
 mod absences;
+mod connect;
 mod identity;
 mod large;
 mod names;

@@ -448,11 +448,21 @@ async fn b43_a_smaller_payload_limit_while_running() -> Result<()> {
     flow.converges(Duration::from_secs(60)).await
 }
 
+/// On the target, COMMIT takes half a second when the row's id can be divided by four.
+const SLOW_COMMIT: &str = "
+    CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.5); RETURN NULL; END';
+    CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON log DEFERRABLE INITIALLY DEFERRED
+        FOR EACH ROW WHEN (NEW.id % 4 = 0) EXECUTE FUNCTION slow();
+    ALTER TABLE log ENABLE ALWAYS TRIGGER slow";
+const COMMITTING: &str = "SELECT count(*) > 0 FROM pg_stat_activity \
+    WHERE usename LIKE 'trellara%' AND wait_event = 'PgSleep' AND query ILIKE 'COMMIT%'";
+
 #[tokio::test]
 async fn b21_an_unanswered_commit_is_decided_by_the_ledger() -> Result<()> {
     let ground = Ground::start(&GroundOptions::version(15))?;
     let mut flow = ground.flow("cases", KEYLESS, KEYLESS, "").await?;
     let proxy = Proxy::to_port(ground.target.port()).await?;
+    run(&flow.target_admin, &[SLOW_COMMIT]).await?;
     flow.setup().await?;
     flow.places.target_url = proxy.url(&flow.places.target_url);
     flow.write_config()?;
@@ -467,9 +477,16 @@ async fn b21_an_unanswered_commit_is_decided_by_the_ledger() -> Result<()> {
         )
         .await?;
         if id % 2 == 0 {
+            if id % 4 == 0 {
+                // The COMMIT is on the server already when the way back is lost.
+                until(&flow.target_admin, COMMITTING, "t", WITHIN).await?;
+            }
             // Whatever the applier sends still arrives; no answer comes back.
             proxy.hold(Direction::ToClient);
             tokio::time::sleep(Duration::from_millis(30 + id * 5)).await;
+            if id % 4 == 0 {
+                until(&flow.target_admin, COMMITTING, "f", WITHIN).await?;
+            }
             proxy.cut(Side::Both);
             let after = value(&flow.target_admin, "SELECT count(*) FROM log").await?;
             if after == before {
