@@ -195,6 +195,7 @@ async fn wait_for_holder(
 ) -> Result<(), Trouble> {
     let lock = lock_key(who, "holder");
     let waiting_since = Instant::now();
+    let mut said = String::new();
     loop {
         let taken: bool = client
             .query_one("SELECT pg_try_advisory_lock($1)", &[&lock])
@@ -223,6 +224,11 @@ async fn wait_for_holder(
                 format!("another applier holds the lane: {}", holder.text),
                 "stop it, or let this one wait as a standby",
             )));
+        }
+        if said != holder.text {
+            let (flow, holder) = (who.flow, &holder.text);
+            tracing::info!(%flow, holder, "waiting as a standby: another applier holds the lane");
+            said.clone_from(holder);
         }
         status.set_state(ApplierState::Standby {
             holder: holder.text,

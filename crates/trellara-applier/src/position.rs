@@ -70,6 +70,9 @@ pub(crate) async fn find(
         && FrameDigest::of(&stored.payload) == transport.digest
     {
         let frame = decode(&stored.payload, stored.sequence)?;
+        if frame.header.position > checkpoint.end_lsn {
+            return Err(edited(checkpoint, &frame).into());
+        }
         return Ok(Start {
             sequence: StreamSequence(transport.sequence.0 + 1),
             machine: Machine::at(options.lane, checkpoint),
@@ -126,6 +129,19 @@ async fn newest_continuation(
         }
     }
     Ok(newest)
+}
+
+/// A checkpoint names the last frame wholly applied, so it cannot stand below that frame's end.
+fn edited(checkpoint: &Checkpoint, frame: &Frame) -> Halt {
+    Halt::new(
+        HaltCode::State,
+        format!(
+            "the checkpoint stands at {}, but the frame that it names as applied ({}) ends at {}",
+            checkpoint.end_lsn, checkpoint.transport, frame.header.position
+        ),
+        "was trellara.applied changed by hand, or restored in part? Restore the whole target, or \
+         copy the tables anew",
+    )
 }
 
 fn lost(facts: &StreamFacts, checkpoint: &Checkpoint, another_there: bool) -> Halt {

@@ -361,6 +361,14 @@ impl Incarnate<'_> {
         let now = self.machine.status();
         self.metrics.take(&now, &self.taken);
         let before = std::mem::replace(&mut self.taken, now.clone());
+        match (&before.halt, &now.halt) {
+            (None, Some(halt)) => tracing::error!(
+                code = %halt.code, reason = %halt.reason, hint = %halt.hint,
+                "the relay is stopped until this is mended"
+            ),
+            (Some(halt), None) => tracing::info!(code = %halt.code, "mended: going on"),
+            _ => {}
+        }
         self.status.update(|status| {
             if now.streaming && !self.machine.is_over() {
                 status.state = match now.waiting_for.is_empty() {

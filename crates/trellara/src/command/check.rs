@@ -4,6 +4,7 @@ use crate::broker;
 use crate::context::Context;
 use crate::exit::{Exit, Failure};
 use crate::preflight::{self, Finding, Severity};
+use crate::setup::Choices;
 use crate::telemetry::{self, LogFormat};
 
 /// Examines source, broker, target and file, and says what would go wrong, with each cure.
@@ -25,10 +26,7 @@ pub(crate) async fn execute(_args: &Args, context: &Context) -> Result<Exit, Fai
     telemetry::start_logs(context, false, LogFormat::Text);
     let config = context.config()?;
     let broker = broker::connect(&config, "check").await;
-    let mut findings = preflight::examine(&config, broker.as_ref().ok()).await;
-    if let Err(failure) = broker {
-        findings.insert(0, preflight::broker_unreachable(failure));
-    }
+    let findings = preflight::examine(&config, &broker, Choices::default()).await;
     context.output.data(&findings, |findings| text(findings));
     let first = findings
         .iter()

@@ -101,11 +101,10 @@ async fn attempt(config: &Config, broker: &Broker, context: &Context) -> Result<
             return Ok(());
         }
     }
-    preflight::refuse(
-        &preflight::examine(config, Some(broker)).await,
-        context.output,
-    )?;
-    setup::perform(config, broker, Choices::default(), |step| {
+    let choices = Choices::default();
+    let findings = preflight::examine(config, &Ok(broker.clone()), choices).await;
+    preflight::refuse(&findings, context.output)?;
+    setup::perform(config, broker, choices, |step| {
         tracing::info!(step = step.id, "{}", step.what);
     })
     .await

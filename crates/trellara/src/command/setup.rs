@@ -60,11 +60,10 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
         adopt: args.adopt,
         new_stream: args.new_stream,
     };
-    let broker = broker::connect(&config, "setup").await?;
-    preflight::refuse(
-        &preflight::examine(&config, Some(&broker)).await,
-        context.output,
-    )?;
+    let broker = broker::connect(&config, "setup").await;
+    let findings = preflight::examine(&config, &broker, choices).await;
+    preflight::refuse(&findings, context.output)?;
+    let broker = broker?;
     if args.dry_run {
         let actions = setup::plan(&config, &broker, choices).await?;
         let planned: Vec<Step> = actions

@@ -1,5 +1,7 @@
 //! `${VAR}` inside values, and `TRELLARA__A__B` overrides of whole keys.
 
+use std::convert::Infallible;
+
 use super::file::{FileConfig, Node};
 use super::{ConfigError, EnvironmentMap};
 
@@ -11,11 +13,18 @@ const OVERRIDE_PREFIX: &str = "TRELLARA__";
 pub(super) fn variables(
     file: &mut FileConfig,
     environment: &EnvironmentMap,
-) -> Result<(), ConfigError> {
-    file.visit("", &mut |key, text| {
-        *text = expand(key, text, environment)?;
+    errors: &mut Vec<ConfigError>,
+) {
+    let unbreakable: Result<(), Infallible> = file.visit("", &mut |key, text| {
+        match expand(key, text, environment) {
+            Ok(expanded) => *text = expanded,
+            Err(error) => errors.push(error),
+        }
         Ok(())
-    })
+    });
+    match unbreakable {
+        Ok(()) => {}
+    }
 }
 
 fn expand(key: &str, text: &str, environment: &EnvironmentMap) -> Result<String, ConfigError> {
@@ -56,7 +65,8 @@ fn expand(key: &str, text: &str, environment: &EnvironmentMap) -> Result<String,
 pub(super) fn overrides(
     file: &mut FileConfig,
     environment: &EnvironmentMap,
-) -> Result<(), ConfigError> {
+    errors: &mut Vec<ConfigError>,
+) {
     for (name, value) in environment {
         let Some(path) = name.strip_prefix(OVERRIDE_PREFIX) else {
             continue;
@@ -64,11 +74,8 @@ pub(super) fn overrides(
         let path = path.to_ascii_lowercase();
         let parts: Vec<&str> = path.split("__").collect();
         if !file.set(&parts, value) {
-            return Err(ConfigError::unknown_key(
-                &parts.join("."),
-                &format!("from {name}"),
-            ));
+            let origin = format!("from {name}");
+            errors.push(ConfigError::unknown_key(&parts.join("."), &origin));
         }
     }
-    Ok(())
 }

@@ -1,11 +1,12 @@
-//! The configuration as written: every key optional, unknown keys refused, nothing interpreted.
+//! The configuration as written: every key optional, unknown keys kept by name so that one run can
+//! tell all of them, nothing interpreted.
 //!
 //! A scalar stays the text that was written, so that `${VAR}` works in every place and the next
 //! step alone decides what is a size, a duration or a name.
 
 use std::fmt;
 
-use serde::de::{Deserialize, Deserializer};
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 
 /// A scalar as written. Its `Debug` shows nothing, because any of them may hold a secret.
 #[derive(Clone, Default, PartialEq, Eq)]
@@ -22,6 +23,8 @@ pub(crate) trait Node: Default {
     /// Lists the keys below, each behind `prefix`.
     #[cfg(test)]
     fn keys(prefix: &str, keys: &mut Vec<String>);
+    /// Lists what was written and is no key, each behind `prefix`.
+    fn unknown(&self, _prefix: &str, _keys: &mut Vec<String>) {}
     /// Shows each written scalar with its key.
     fn visit<E>(
         &mut self,
@@ -80,10 +83,41 @@ impl Node for WrittenList {
 macro_rules! section {
     ($(#[$doc:meta])* $name:ident { $($field:ident: $kind:ident,)* }) => {
         $(#[$doc])*
-        #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Deserialize)]
-        #[serde(deny_unknown_fields, default)]
+        #[derive(Debug, Clone, Default, PartialEq, Eq)]
         pub(crate) struct $name {
             $(pub(crate) $field: Option<$kind>,)*
+            unknown: Vec<String>,
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                struct Keys;
+                impl<'de> Visitor<'de> for Keys {
+                    type Value = $name;
+
+                    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                        f.write_str("keys with their values")
+                    }
+
+                    fn visit_map<A: MapAccess<'de>>(
+                        self,
+                        mut map: A,
+                    ) -> Result<Self::Value, A::Error> {
+                        let mut section = $name::default();
+                        while let Some(key) = map.next_key::<String>()? {
+                            match key.as_str() {
+                                $(stringify!($field) => section.$field = map.next_value()?,)*
+                                _ => {
+                                    map.next_value::<IgnoredAny>()?;
+                                    section.unknown.push(key);
+                                }
+                            }
+                        }
+                        Ok(section)
+                    }
+                }
+                deserializer.deserialize_map(Keys)
+            }
         }
 
         impl Node for $name {
@@ -102,6 +136,13 @@ macro_rules! section {
             #[cfg(test)]
             fn keys(prefix: &str, keys: &mut Vec<String>) {
                 $(<$kind as Node>::keys(&join(prefix, stringify!($field)), keys);)*
+            }
+
+            fn unknown(&self, prefix: &str, keys: &mut Vec<String>) {
+                keys.extend(self.unknown.iter().map(|key| join(prefix, key)));
+                $(if let Some(node) = &self.$field {
+                    node.unknown(&join(prefix, stringify!($field)), keys);
+                })*
             }
 
             fn visit<E>(

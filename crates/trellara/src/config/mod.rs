@@ -26,7 +26,7 @@ pub(crate) use model::{AcknowledgeSetting, BrokerSetting, Config, Listen, OnHalt
 
 pub(crate) use quantity::duration;
 
-use file::FileConfig;
+use file::{FileConfig, Node};
 
 /// The process environment, read once in `main` and passed down.
 pub(crate) type EnvironmentMap = BTreeMap<String, String>;
@@ -112,9 +112,9 @@ pub(crate) fn load(path: &Path, environment: &EnvironmentMap) -> Result<Config, 
             "give the file with --config; trellara.yml.example shows every key",
         )
     })?;
-    let written = written(&text, environment)?;
-    let secrets = read_secrets(&written)?;
-    let mut config = resolve::resolve(&written, environment, secrets)?;
+    let (written, mut errors) = written(&text, environment)?;
+    let secrets = read_secrets(&written, &mut errors);
+    let mut config = resolve::resolve(&written, environment, secrets, errors)?;
     name_daemon_roles(&text, environment, &mut config);
     Ok(config)
 }
@@ -124,7 +124,9 @@ pub(crate) fn load(path: &Path, environment: &EnvironmentMap) -> Result<Config, 
 /// nobody, and then the override's own user is meant.
 fn name_daemon_roles(text: &str, environment: &EnvironmentMap, config: &mut Config) {
     let Ok(mut file) = parse(text) else { return };
-    if expand::variables(&mut file, environment).is_err() {
+    let mut errors = Vec::new();
+    expand::variables(&mut file, environment, &mut errors);
+    if !errors.is_empty() {
         return;
     }
     let libpq = trellara_postgres::Environment::from_map(environment.clone());
@@ -148,12 +150,22 @@ fn name_daemon_roles(text: &str, environment: &EnvironmentMap, config: &mut Conf
     }
 }
 
-/// The written form with overrides and variables applied.
-fn written(text: &str, environment: &EnvironmentMap) -> Result<FileConfig, ConfigErrors> {
+/// The written form with overrides and variables applied, and the keys that are wrong so far; only
+/// a text that is no configuration at all ends the search for more.
+fn written(
+    text: &str,
+    environment: &EnvironmentMap,
+) -> Result<(FileConfig, Vec<ConfigError>), ConfigErrors> {
     let mut file = parse(text)?;
-    expand::overrides(&mut file, environment)?;
-    expand::variables(&mut file, environment)?;
-    Ok(file)
+    let mut unknown = Vec::new();
+    file.unknown("", &mut unknown);
+    let mut errors: Vec<ConfigError> = unknown
+        .iter()
+        .map(|key| ConfigError::unknown_key(key, "from the file"))
+        .collect();
+    expand::overrides(&mut file, environment, &mut errors);
+    expand::variables(&mut file, environment, &mut errors);
+    Ok((file, errors))
 }
 
 fn parse(text: &str) -> Result<FileConfig, ConfigError> {
@@ -162,14 +174,7 @@ fn parse(text: &str) -> Result<FileConfig, ConfigError> {
     }
     serde_saphyr::from_str(text).map_err(|error| {
         let message = without_secrets(&error.to_string());
-        let unknown = message
-            .split_once("unknown field `")
-            .and_then(|(_, rest)| rest.split_once('`'))
-            .and_then(|(key, _)| keys::nearest(key));
-        let hint = match unknown {
-            Some(near) => format!("did you mean {near}? `trellara config schema` lists every key"),
-            None => "`trellara config schema` lists every key with its form".to_owned(),
-        };
+        let hint = "`trellara config schema` lists every key with its form";
         ConfigError::file(message, hint)
     })
 }
@@ -194,21 +199,20 @@ fn without_secrets(message: &str) -> String {
         .join("\n")
 }
 
-fn read_secrets(file: &FileConfig) -> Result<SecretFiles, ConfigErrors> {
-    let read =
-        |key: &str, path: Option<&file::Written>| -> Result<Option<SecretString>, ConfigError> {
-            let Some(path) = path else { return Ok(None) };
-            let text = std::fs::read_to_string(&path.0).map_err(|error| {
-                ConfigError::key(
-                    key,
-                    format!("cannot read {}: {error}", path.0),
-                    "check path and rights",
-                )
-            })?;
-            Ok(Some(SecretString::from(
+fn read_secrets(file: &FileConfig, errors: &mut Vec<ConfigError>) -> SecretFiles {
+    let mut read = |key: &str, path: Option<&file::Written>| -> Option<SecretString> {
+        let path = path?;
+        match std::fs::read_to_string(&path.0) {
+            Ok(text) => Some(SecretString::from(
                 text.trim_end_matches(['\r', '\n']).to_owned(),
-            )))
-        };
+            )),
+            Err(error) => {
+                let reason = format!("cannot read {}: {error}", path.0);
+                errors.push(ConfigError::key(key, reason, "check path and rights"));
+                None
+            }
+        }
+    };
     let source = file
         .source
         .as_ref()
@@ -221,9 +225,9 @@ fn read_secrets(file: &FileConfig) -> Result<SecretFiles, ConfigErrors> {
         .nats
         .as_ref()
         .and_then(|section| section.password_file.as_ref());
-    Ok(SecretFiles {
-        source: read("source.password_file", source)?,
-        target: read("target.password_file", target)?,
-        nats: read("nats.password_file", nats)?,
-    })
+    SecretFiles {
+        source: read("source.password_file", source),
+        target: read("target.password_file", target),
+        nats: read("nats.password_file", nats),
+    }
 }

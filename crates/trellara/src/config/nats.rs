@@ -87,6 +87,7 @@ fn broker(
             store_dir,
         };
     };
+    check_url(&url, problems);
     if section.tls_cert.is_some() != section.tls_key.is_some() {
         let hint = "a client certificate needs both nats.tls_cert and nats.tls_key";
         problems.add("nats.tls_cert", "is alone", hint);
@@ -121,6 +122,20 @@ fn broker(
         client_name: String::new(),
         inbox_prefix: String::new(),
     })
+}
+
+/// `host`, `host:port` or `scheme://…`, several parted by commas. The reason never shows the text,
+/// which may hold a password.
+fn check_url(url: &str, problems: &mut Problems) {
+    let usable = |server: &str| match server.trim().split_once("://") {
+        Some((scheme, rest)) => matches!(scheme, "nats" | "tls" | "ws" | "wss") && !rest.is_empty(),
+        None => !server.trim().is_empty(),
+    };
+    if !url.split(',').all(usable) {
+        let hint =
+            "write nats://host:4222, several servers parted by commas; or tls://, ws://, wss://";
+        problems.add("nats.url", "is not the address of a NATS server", hint);
+    }
 }
 
 /// The user in `nats://user@host`; with `nats.password_file` and no user the file is a token.

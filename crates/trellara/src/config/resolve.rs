@@ -61,13 +61,14 @@ impl Problems {
     }
 }
 
-/// Checks and types everything.
+/// Checks and types everything; `errors` were found before.
 pub(super) fn resolve(
     file: &FileConfig,
     environment: &EnvironmentMap,
     secrets: SecretFiles,
+    errors: Vec<ConfigError>,
 ) -> Result<Config, ConfigErrors> {
-    let mut problems = Problems(Vec::new());
+    let mut problems = Problems(errors);
     refuse_later_keys(file, &mut problems);
     let flow = flow(file, &mut problems);
     let none = (

@@ -18,8 +18,8 @@ fn environment(variables: &[(&str, &str)]) -> EnvironmentMap {
 
 pub(crate) fn resolved(text: &str, variables: &[(&str, &str)]) -> Result<Config, ConfigErrors> {
     let environment = environment(variables);
-    let written = written(text, &environment)?;
-    resolve::resolve(&written, &environment, SecretFiles::default())
+    let (written, errors) = written(text, &environment)?;
+    resolve::resolve(&written, &environment, SecretFiles::default(), errors)
 }
 
 /// The error, its key and its hint in one text.
@@ -135,6 +135,28 @@ fn an_unknown_key_is_named_with_the_nearest_one() {
         text.contains("source.tabels") && text.contains("did you mean source.tables"),
         "{text}"
     );
+}
+
+#[test]
+fn unknown_keys_do_not_hide_other_errors() {
+    let text = refused(
+        "flow: shop\ncolour: red\nsource: {tabels: [a.b], x: {y: 1}, slot: No}\nhalt: maybe\n",
+        &[
+            ("TRELLARA__SOURCE__ODD", "1"),
+            ("TRELLARA__TARGET__URL", "${NOBODY}"),
+        ],
+    );
+    for key in [
+        "colour:",
+        "source.tabels:",
+        "source.x:",
+        "source.odd:",
+        "source.slot:",
+        "target.url:",
+        "halt:",
+    ] {
+        assert!(text.contains(key), "{key} is not in {text}");
+    }
 }
 
 #[test]

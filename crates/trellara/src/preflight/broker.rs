@@ -1,7 +1,7 @@
 //! The broker: version against the acknowledge level, the stream's settings and owner.
 
 use trellara_applier::schema;
-use trellara_jetstream::{Broker, Support, topology};
+use trellara_jetstream::{Broker, ServerVersion, Support, topology};
 use trellara_postgres::Session;
 use trellara_relay::Acknowledge;
 
@@ -26,7 +26,7 @@ pub(super) async fn examine(
         "source.acknowledge",
         format!("positions are confirmed once {level}: {}", decision.because),
     );
-    version(broker, decision.acknowledge, findings);
+    version(broker.server_version(), decision.acknowledge, findings);
     if config.source.acknowledge == AcknowledgeSetting::Published
         && !config.nats.durable
         && matches!(config.nats.broker, BrokerSetting::External(_))
@@ -58,8 +58,7 @@ pub(super) async fn examine(
     stream(config, broker, registration, findings).await;
 }
 
-fn version(broker: &Broker, acknowledge: Acknowledge, findings: &mut Findings) {
-    let version = broker.server_version();
+fn version(version: ServerVersion, acknowledge: Acknowledge, findings: &mut Findings) {
     match (version.support(), acknowledge) {
         (Support::Full, _) => {}
         (Support::Limited, Acknowledge::Applied) => findings.warning(
@@ -93,7 +92,7 @@ async fn stream(
     let checked = match topology::check(broker, &spec).await {
         Ok(checked) => checked,
         Err(error) => {
-            findings.failed("STREAM_QUERY", "stream", Failure::from(error));
+            findings.failed("STREAM_QUERY", "stream", &Failure::from(error));
             return;
         }
     };
@@ -121,5 +120,33 @@ async fn stream(
             format!("it is registered for target {owner}, this one is {ours}"),
             "one stream feeds one target; name another flow for this one",
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(text: &str, acknowledge: Acknowledge) -> Vec<&'static str> {
+        let mut findings = Findings::default();
+        version(ServerVersion::parse(text), acknowledge, &mut findings);
+        findings.0.iter().map(|finding| finding.id).collect()
+    }
+
+    #[test]
+    fn each_broker_version_is_taken_for_what_it_can_keep() {
+        let (published, applied) = (Acknowledge::Published, Acknowledge::Applied);
+        for old in ["2.9.10", "2.10.24"] {
+            assert_eq!(found(old, applied), ["BROKER_TOO_OLD"], "{old}");
+            assert_eq!(found(old, published), ["BROKER_TOO_OLD"], "{old}");
+        }
+        for limited in ["2.10.25", "2.10.26", "2.12.2"] {
+            assert_eq!(found(limited, applied), ["BROKER_OLD"], "{limited}");
+            let refused = ["BROKER_TOO_OLD_FOR_PUBLISHED"];
+            assert_eq!(found(limited, published), refused, "{limited}");
+        }
+        for full in ["2.12.3", "2.15.1", "3.0.0"] {
+            assert_eq!(found(full, published), Vec::<&str>::new(), "{full}");
+        }
     }
 }

@@ -13,6 +13,7 @@ use crate::config::Config;
 use crate::exit::{Exit, Failure};
 use crate::link;
 use crate::output::Output;
+use crate::setup::{self, Choices};
 
 /// How bad.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -107,8 +108,27 @@ impl Findings {
         }
     }
 
+    /// No connection: nobody answers, or they do not let us in.
+    fn no_connection(
+        &mut self,
+        (unreachable, refuses): (&'static str, &'static str),
+        about: &str,
+        failure: &Failure,
+    ) {
+        let id = match failure.exit {
+            Exit::Rights => refuses,
+            _ => unreachable,
+        };
+        self.failed(id, about, failure);
+        if let Some(finding) = self.0.last_mut()
+            && finding.cure.is_empty()
+        {
+            "check the connection string, and that the server runs".clone_into(&mut finding.cure);
+        }
+    }
+
     /// A question that could not be asked.
-    fn failed(&mut self, id: &'static str, about: &str, failure: Failure) {
+    fn failed(&mut self, id: &'static str, about: &str, failure: &Failure) {
         let reason = failure.causes.join(": ");
         let cure = failure.hints.join("; ");
         self.error(id, about, reason, cure);
@@ -118,65 +138,77 @@ impl Findings {
     }
 }
 
-/// Everything, most severe first. Without a broker that part is left out.
-pub(crate) async fn examine(config: &Config, broker: Option<&Broker>) -> Vec<Finding> {
+/// Everything, most severe first. `broker` may be the reason why there is none.
+pub(crate) async fn examine(
+    config: &Config,
+    broker: &Result<Broker, Failure>,
+    choices: Choices,
+) -> Vec<Finding> {
     let mut findings = Findings::default();
     let source = link::source(config).await;
     let target = link::target(config).await;
+    let set_up = match &target {
+        Ok(target) => target::knows_flow(config, target).await,
+        Err(_) => false,
+    };
     let mut members = Vec::new();
     match &source {
-        Ok(source) => match source::examine(config, source, &mut findings).await {
+        Ok(source) => match source::examine(config, source, set_up, &mut findings).await {
             Ok(tables) => members = tables,
-            Err(failure) => findings.failed("SOURCE_QUERY", "source", failure),
+            Err(failure) => findings.failed("SOURCE_QUERY", "source", &failure),
         },
         Err(failure) => {
-            let shown = Failure {
-                exit: failure.exit,
-                causes: failure.causes.clone(),
-                hints: failure.hints.clone(),
-            };
-            findings.failed("SOURCE_UNREACHABLE", "source", shown);
+            let ids = ("SOURCE_UNREACHABLE", "SOURCE_REFUSES");
+            findings.no_connection(ids, "source", failure);
         }
     }
     match &target {
         Ok(target) => {
             if let Err(failure) = target::examine(config, target, &mut findings).await {
-                findings.failed("TARGET_QUERY", "target", failure);
+                findings.failed("TARGET_QUERY", "target", &failure);
             }
         }
         Err(failure) => {
-            let shown = Failure {
-                exit: failure.exit,
-                causes: failure.causes.clone(),
-                hints: failure.hints.clone(),
-            };
-            findings.failed("TARGET_UNREACHABLE", "target", shown);
+            let ids = ("TARGET_UNREACHABLE", "TARGET_REFUSES");
+            findings.no_connection(ids, "target", failure);
         }
     }
     if let (Ok(source), Ok(target)) = (&source, &target)
         && let Err(failure) =
             tables::compare(source, target, &config.target.role, &members, &mut findings).await
     {
-        findings.failed("TABLES_QUERY", "tables", failure);
+        findings.failed("TABLES_QUERY", "tables", &failure);
     }
-    if let Some(broker) = broker {
-        let target = target.as_ref().ok();
-        broker::examine(config, broker, target, &mut findings).await;
+    match broker {
+        Ok(broker) => {
+            broker::examine(config, broker, target.as_ref().ok(), &mut findings).await;
+            if source.is_ok() && target.is_ok() {
+                plan(config, broker, choices, &mut findings).await;
+            }
+        }
+        Err(failure) => {
+            let ids = ("BROKER_UNREACHABLE", "BROKER_REFUSES");
+            findings.no_connection(ids, "broker", failure);
+        }
     }
     let mut findings = findings.0;
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     findings
 }
 
-/// A finding for a broker that cannot be connected to.
-pub(crate) fn broker_unreachable(failure: Failure) -> Finding {
-    Finding {
-        id: "BROKER_UNREACHABLE",
-        severity: Severity::Error,
-        about: "broker".to_owned(),
-        reason: failure.causes.join(": "),
-        cure: failure.hints.join("; "),
-        exit: failure.exit,
+/// What setup would refuse because of what it finds together: a slot nobody can vouch for, a
+/// stream that is gone. Findings that already name the part in the way are not said twice.
+async fn plan(config: &Config, broker: &Broker, choices: Choices, findings: &mut Findings) {
+    const SAID: [&str; 5] = ["SLOT_", "STREAM_", "TARGET_SCHEMA", "SOURCE_NO_", "BROKER_"];
+    let said = findings.0.iter().any(|finding| {
+        finding.severity == Severity::Error && SAID.iter().any(|id| finding.id.starts_with(id))
+    });
+    if said {
+        return;
+    }
+    match setup::plan(config, broker, choices).await {
+        Ok(_) => {}
+        Err(failure) => findings.failed("FLOW_STATE", &format!("flow {}", config.flow), &failure),
     }
 }
 

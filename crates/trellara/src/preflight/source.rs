@@ -1,6 +1,6 @@
 //! The source: version, settings, rights, publication, slot, tables.
 
-use trellara_postgres::{Session, quote};
+use trellara_postgres::{ServerVersion, Session, quote};
 use trellara_source::publication::{self, Partitions, PublicationFacts, TableName};
 use trellara_source::slot;
 
@@ -13,13 +13,17 @@ use crate::setup;
 const OLDEST: u32 = 15;
 const NEWEST: u32 = 18;
 
-/// Examines the source; the tables that are or would be published.
+/// Examines the source; the tables that are or would be published. `set_up` says that the target
+/// knows the flow.
 pub(super) async fn examine(
     config: &Config,
     session: &Session,
+    set_up: bool,
     findings: &mut Findings,
 ) -> Result<Vec<TableName>, Failure> {
-    version(session, "source", findings);
+    if !version(session.server_version(), "source", findings) {
+        return Ok(Vec::new());
+    }
     settings(config, session, findings).await?;
     role(config, session, findings).await?;
     let slot_exists = slot_facts(config, session, findings).await?;
@@ -29,16 +33,16 @@ pub(super) async fn examine(
         None => new_publication(config, session, findings).await?,
     };
     replica_identities(config, session, &tables, findings).await?;
-    // Once the slot is there, whatever the tables hold has come or will come through it.
-    if !slot_exists && !config.process.rows_loaded_elsewhere {
+    // Once the slot is there, whatever the tables hold has come or will come through it; and a
+    // flow that lost its slot has worse to be told.
+    if !slot_exists && !set_up && !config.process.rows_loaded_elsewhere {
         rows(session, &tables, findings).await?;
     }
     Ok(tables)
 }
 
-/// The version of either server.
-pub(super) fn version(session: &Session, about: &str, findings: &mut Findings) {
-    let version = session.server_version();
+/// The version of either server; false when nothing else can be asked of it.
+pub(super) fn version(version: ServerVersion, about: &str, findings: &mut Findings) -> bool {
     if version.major() < OLDEST {
         findings.error(
             "POSTGRES_TOO_OLD",
@@ -46,7 +50,9 @@ pub(super) fn version(session: &Session, about: &str, findings: &mut Findings) {
             format!("the server is PostgreSQL {version}"),
             format!("PostgreSQL {OLDEST} to {NEWEST} is needed"),
         );
-    } else if version.major() > NEWEST {
+        return false;
+    }
+    if version.major() > NEWEST {
         findings.warning(
             "POSTGRES_UNTESTED",
             about,
@@ -54,6 +60,7 @@ pub(super) fn version(session: &Session, about: &str, findings: &mut Findings) {
             format!("this version of trellara was tested with {OLDEST} to {NEWEST}"),
         );
     }
+    true
 }
 
 async fn settings(
@@ -71,7 +78,9 @@ async fn settings(
                     current_setting('synchronous_standby_names'), \
                     current_setting('max_slot_wal_keep_size'), \
                     current_setting('server_encoding'), \
-                    EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = $1)",
+                    EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = $1), \
+                    (SELECT count(*) FROM pg_stat_get_wal_senders()), \
+                    EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = $1 AND active)",
             &[&config.source.slot],
         )
         .await?;
@@ -106,12 +115,14 @@ async fn settings(
             cure,
         );
     }
-    if senders < 2 {
-        let cure = "raise max_wal_senders and restart the server";
+    let (streaming, ours_streams): (i64, bool) = (row.get(9), row.get(10));
+    // A relay holds one, and a second while it takes over from a dead one.
+    if senders < 2 || (streaming >= senders && !ours_streams) {
+        let cure = "raise max_wal_senders and restart the server, or end a replica nobody needs";
         findings.error(
             "SOURCE_NO_WALSENDER",
             "source",
-            format!("max_wal_senders is {senders}"),
+            format!("max_wal_senders is {senders}, {streaming} of them are taken"),
             cure,
         );
     }
@@ -445,11 +456,14 @@ async fn rows(
 }
 
 async fn occupies_disk(session: &Session, table: &TableName) -> Result<bool, Failure> {
+    // By oid: looking a name up takes USAGE on its schema.
     let sql = "SELECT coalesce(sum(pg_relation_size(p.oid)), 0) > 0 \
-                 FROM (SELECT $1::text::regclass::oid UNION SELECT relid FROM pg_partition_tree($1::text::regclass)) AS p(oid)";
+                 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace \
+                CROSS JOIN LATERAL (SELECT c.oid UNION SELECT relid FROM pg_partition_tree(c.oid)) AS p(oid) \
+                WHERE n.nspname = $1 AND c.relname = $2";
     Ok(session
         .client
-        .query_one(sql, &[&table.to_string()])
+        .query_one(sql, &[&table.schema, &table.name])
         .await?
         .get(0))
 }
@@ -460,4 +474,26 @@ pub(super) fn columns(tables: &[TableName]) -> (Vec<&str>, Vec<&str>) {
         .iter()
         .map(|table| (table.schema.as_str(), table.name.as_str()))
         .unzip()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn old_servers_are_refused_and_new_ones_named() {
+        for (number, goes_on, expected) in [
+            (90_624, false, vec!["POSTGRES_TOO_OLD"]),
+            (140_019, false, vec!["POSTGRES_TOO_OLD"]),
+            (150_000, true, vec![]),
+            (180_006, true, vec![]),
+            (190_000, true, vec!["POSTGRES_UNTESTED"]),
+        ] {
+            let mut findings = Findings::default();
+            let goes = version(ServerVersion { num: number }, "source", &mut findings);
+            let found: Vec<&str> = findings.0.iter().map(|finding| finding.id).collect();
+            assert_eq!((goes, found), (goes_on, expected), "{number}");
+            assert!(findings.0.iter().all(|finding| !finding.cure.is_empty()));
+        }
+    }
 }

@@ -24,6 +24,8 @@ struct Table {
     columns: BTreeMap<String, Column>,
     kind: String,
     missing_rights: Vec<String>,
+    /// Whether the role may look into the schema.
+    schema_usage: bool,
     deferrable: Vec<String>,
 }
 
@@ -133,6 +135,15 @@ fn about_table(name: &TableName, table: &Table, applier: &str, findings: &mut Fi
             cure,
         );
     }
+    if !table.schema_usage {
+        let schema = quote::identifier(&name.schema);
+        let cure = format!(
+            "GRANT USAGE ON SCHEMA {schema} TO {}",
+            quote::identifier(applier)
+        );
+        let reason = format!("role {applier} may not look into schema {schema}");
+        findings.right("TARGET_SCHEMA_RIGHT", name.to_string(), reason, cure);
+    }
     if !table.missing_rights.is_empty() {
         let rights = table.missing_rights.join(", ");
         let cure = format!("GRANT {rights} ON {name} TO {}", quote::identifier(applier));
@@ -164,7 +175,8 @@ async fn read(session: &Session, members: &[TableName], applier: &str) -> Result
                     ARRAY(SELECT a.privilege FROM unnest($4::text[]) WITH ORDINALITY AS a(privilege, n) \
                            WHERE NOT has_table_privilege(r.oid, c.oid, a.privilege) ORDER BY a.n), \
                     ARRAY(SELECT conname::text FROM pg_constraint AS k WHERE k.conrelid = c.oid \
-                            AND k.condeferrable AND k.contype IN ('u', 'p', 'x') ORDER BY 1) \
+                            AND k.condeferrable AND k.contype IN ('u', 'p', 'x') ORDER BY 1), \
+                    coalesce(has_schema_privilege(r.oid, ns.oid, 'USAGE'), true) \
                FROM unnest($1::text[], $2::text[]) AS t(s, n) \
                JOIN pg_namespace AS ns ON ns.nspname = t.s \
                JOIN pg_class AS c ON c.relnamespace = ns.oid AND c.relname = t.n \
@@ -178,6 +190,7 @@ async fn read(session: &Session, members: &[TableName], applier: &str) -> Result
             kind: row.get(2),
             missing_rights: row.get(3),
             deferrable: row.get(4),
+            schema_usage: row.get(5),
         };
         tables.insert((row.get(0), row.get(1)), table);
     }

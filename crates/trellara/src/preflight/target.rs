@@ -1,18 +1,31 @@
 //! The target: version, state, rights on the database, the replica role.
 
+use trellara_applier::lane::{self, FlowState};
 use trellara_applier::schema;
+use trellara_envelope::Lane;
 use trellara_postgres::{Session, quote};
 
 use super::{Findings, source};
 use crate::config::Config;
 use crate::exit::Failure;
 
+/// Whether the flow was set up with this target before.
+pub(super) async fn knows_flow(config: &Config, session: &Session) -> bool {
+    if schema::identity(&session.client).await.is_err() {
+        return false;
+    }
+    let intent = lane::read_intent(&session.client, &config.flow, Lane(0)).await;
+    matches!(intent, Ok(Some(intent)) if intent.state == FlowState::Ready)
+}
+
 pub(super) async fn examine(
     config: &Config,
     session: &Session,
     findings: &mut Findings,
 ) -> Result<(), Failure> {
-    source::version(session, "target", findings);
+    if !source::version(session.server_version(), "target", findings) {
+        return Ok(());
+    }
     let row = session
         .client
         .query_one(

@@ -17,7 +17,7 @@ use trellara_source::publication::{self, TablePattern};
 use trellara_source::slot;
 
 use super::found::Found;
-use super::{Action, Sessions, Step, publication_mark, stream_spec};
+use super::{Action, Sessions, Step, publication_mark, stream_spec, undo};
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
 use crate::link;
@@ -27,11 +27,11 @@ use crate::link;
 const SLOT_PATIENCE: Duration = Duration::from_secs(60);
 
 /// What is known on the way.
-struct Work<'a> {
-    config: &'a Config,
-    broker: &'a Broker,
+pub(super) struct Work<'a> {
+    pub(super) config: &'a Config,
+    pub(super) broker: &'a Broker,
     found: Found,
-    sessions: Sessions,
+    pub(super) sessions: Sessions,
     registration: String,
     consistent_point: Option<Lsn>,
 }
@@ -56,10 +56,16 @@ pub(super) async fn perform(
         consistent_point: None,
     };
     let mut steps = Vec::new();
+    let mut done = Vec::new();
     for action in actions {
-        let step = work.act(action).await?;
-        each(&step);
-        steps.push(step);
+        match work.act(action).await {
+            Ok(step) => {
+                each(&step);
+                steps.push(step);
+                done.push(action);
+            }
+            Err(failure) => return Err(undo::undo(&mut work, &done, action, failure).await),
+        }
     }
     Ok(steps)
 }

@@ -3,11 +3,12 @@
 //! frame → genesis row in the ledger.
 //!
 //! What is there is read first ([`found`]), what to do is decided by a pure function ([`decide`]),
-//! and only then something is changed ([`act`]).
+//! and only then something is changed ([`act`]); what fails on the way is taken back ([`undo`]).
 
 mod act;
 mod decide;
 mod found;
+mod undo;
 
 use serde::Serialize;
 use trellara_envelope::FlowName;

@@ -1,0 +1,164 @@
+//! Servers that do not answer, and roles that may not.
+
+use anyhow::{Result, ensure};
+use trellara_testkit::flow::Flow;
+use trellara_testkit::fresh::fresh_flow;
+
+use super::{accepted, as_superuser, refused};
+use crate::scenario::run;
+
+const TABLE: &str = "CREATE TABLE t (id int PRIMARY KEY, v text)";
+
+/// A flow of superusers with the table `t` on both sides.
+async fn flow(version: u32, name: &str) -> Result<Flow> {
+    let flow = as_superuser(fresh_flow(version, name, "").await?)?;
+    run(&flow.source_admin, &[TABLE]).await?;
+    run(&flow.target_admin, &[TABLE]).await?;
+    Ok(flow)
+}
+
+/// The connection string with another user and a password.
+fn with_user(url: &str, user: &str) -> String {
+    let (scheme, rest) = url.split_once("//").unwrap_or(("", url));
+    let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
+    format!("{scheme}//{user}:secret@{host}")
+}
+
+#[tokio::test]
+async fn all_three_servers_that_do_not_answer_are_named() -> Result<()> {
+    let mut flow = flow(18, "deaf").await?;
+    flow.places.source_url = "postgresql://postgres@127.0.0.1:1/shop".to_owned();
+    flow.places.target_url = "postgresql://postgres@127.0.0.1:2/shop".to_owned();
+    flow.places.nats_url = "nats://127.0.0.1:3".to_owned();
+    flow.write_config()?;
+    let expected = [
+        "SOURCE_UNREACHABLE",
+        "TARGET_UNREACHABLE",
+        "BROKER_UNREACHABLE",
+    ];
+    refused(&flow, &expected, 1).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn every_missing_right_is_named_in_one_run() -> Result<()> {
+    let mut flow = flow(15, "rights").await?;
+    let (capture, apply) = (format!("{}_c", flow.name), format!("{}_a", flow.name));
+    let role = |name: &str| format!("CREATE ROLE {name} LOGIN PASSWORD 'secret'");
+    run(&flow.source_admin, &[&role(&capture)]).await?;
+    run(
+        &flow.target_admin,
+        &[
+            &role(&apply),
+            &format!("GRANT SELECT, UPDATE ON t TO {apply}"),
+        ],
+    )
+    .await?;
+    flow.places.source_url = with_user(&flow.source_admin, &capture);
+    flow.places.target_url = with_user(&flow.target_admin, &apply);
+    flow.write_config()?;
+    let expected = [
+        "SOURCE_NO_REPLICATION",
+        "SOURCE_CREATE_RIGHT",
+        "SOURCE_TABLE_OWNER",
+        "TARGET_CREATE_RIGHT",
+        "TARGET_TABLE_RIGHT",
+    ];
+    let found = refused(&flow, &expected, 77).await?;
+    let lacks = found.iter().find(|e| e["id"] == "TARGET_TABLE_RIGHT");
+    let cure = lacks.map(|e| e["cure"].to_string()).unwrap_or_default();
+    ensure!(cure.contains("INSERT, DELETE, TRUNCATE"), "{cure}");
+    // The cures, as they are printed, are enough.
+    let database = &flow.name;
+    run(
+        &flow.source_admin,
+        &[
+            &format!("ALTER ROLE {capture} REPLICATION"),
+            &format!("GRANT CREATE ON DATABASE {database} TO {capture}"),
+            &format!("ALTER TABLE t OWNER TO {capture}"),
+        ],
+    )
+    .await?;
+    run(
+        &flow.target_admin,
+        &[
+            &format!("GRANT CREATE ON DATABASE {database} TO {apply}"),
+            &format!("GRANT INSERT, DELETE, TRUNCATE ON t TO {apply}"),
+        ],
+    )
+    .await?;
+    accepted(&flow).await
+}
+
+/// Tables in a schema that the applier's role may not even look into.
+#[tokio::test]
+async fn a_schema_without_usage_is_named_on_both_sides() -> Result<()> {
+    let mut flow = as_superuser(fresh_flow(18, "usage", "source.tables: [\"closed.*\"]").await?)?;
+    let table = "CREATE SCHEMA closed; CREATE TABLE closed.t (id int PRIMARY KEY)";
+    run(&flow.source_admin, &[table]).await?;
+    let apply = format!("{}_a", flow.name);
+    run(
+        &flow.target_admin,
+        &[
+            table,
+            &format!("CREATE ROLE {apply} LOGIN PASSWORD 'secret'"),
+            &format!("GRANT CREATE ON DATABASE {} TO {apply}", flow.name),
+            &format!("GRANT ALL ON closed.t TO {apply}"),
+        ],
+    )
+    .await?;
+    flow.places.target_url = with_user(&flow.target_admin, &apply);
+    flow.write_config()?;
+    refused(&flow, &["TARGET_SCHEMA_RIGHT"], 77).await?;
+    let grant = format!("GRANT USAGE ON SCHEMA closed TO {apply}");
+    run(&flow.target_admin, &[&grant]).await?;
+    accepted(&flow).await
+}
+
+/// Without SELECT nobody can see whether a table is empty; its size tells.
+#[tokio::test]
+async fn rows_are_found_without_the_right_to_read_them() -> Result<()> {
+    let mut flow = flow(15, "unread").await?;
+    let capture = format!("{}_c", flow.name);
+    run(
+        &flow.source_admin,
+        &[
+            &format!("CREATE ROLE {capture} LOGIN REPLICATION PASSWORD 'secret'"),
+            "CREATE SCHEMA hidden",
+            "CREATE TABLE hidden.h (id int PRIMARY KEY)",
+            "INSERT INTO hidden.h VALUES (1)",
+            &format!(
+                "CREATE PUBLICATION trellara_{} FOR TABLE t, hidden.h",
+                flow.name
+            ),
+        ],
+    )
+    .await?;
+    let table = "CREATE SCHEMA hidden; CREATE TABLE hidden.h (id int PRIMARY KEY)";
+    run(&flow.target_admin, &[table]).await?;
+    flow.places.source_url = with_user(&flow.source_admin, &capture);
+    flow.write_config()?;
+    refused(&flow, &["SOURCE_TABLE_HAS_ROWS"], 11).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_database_that_may_not_be_entered_is_named() -> Result<()> {
+    let mut flow = flow(18, "entry").await?;
+    let role = format!("{}_x", flow.name);
+    for admin in [&flow.source_admin, &flow.target_admin] {
+        run(
+            admin,
+            &[
+                &format!("CREATE ROLE {role} LOGIN REPLICATION PASSWORD 'secret'"),
+                &format!("REVOKE CONNECT ON DATABASE {} FROM PUBLIC", flow.name),
+            ],
+        )
+        .await?;
+    }
+    flow.places.source_url = with_user(&flow.source_admin, &role);
+    flow.places.target_url = with_user(&flow.target_admin, &role);
+    flow.write_config()?;
+    refused(&flow, &["SOURCE_REFUSES", "TARGET_REFUSES"], 77).await?;
+    Ok(())
+}
