@@ -1,8 +1,9 @@
 //! Black-box tests: the shipped binary against real servers.
 //!
 //! - `quickstart`: a real load arrives equal on the oldest and the newest server.
-//! - `large`: one streamed transaction with kills in its middle; `records`: record keys.
 //! - `bad_input`: what is found before anything is created; `damage`: what is found later.
+//! - `large`: one streamed transaction with kills in its middle; `records`: record keys.
+//! - `connect`: connection strings, passwords and TLS, on every connection.
 //! - `types`, `identity`, `names`, `protocol`, `restart`: cases from the field, each a test named
 //!   after its number.
 
@@ -10,10 +11,12 @@
 
 mod absences;
 mod bad_input;
+mod connect;
 mod damage;
 mod identity;
 mod large;
 mod names;
+mod promises;
 mod protocol;
 mod quickstart;
 mod records;
