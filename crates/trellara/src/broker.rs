@@ -13,11 +13,17 @@ use crate::exit::{Exit, Failure};
 
 /// How long a command that a person waits for tries to reach the broker.
 const COMMAND_PATIENCE: Duration = Duration::from_secs(10);
+/// Ours is on this machine and back within a second of its death.
+const EMBEDDED_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Connects for a command: gives up after a few seconds, with the reason of the last attempt.
 pub(crate) async fn connect(config: &Config, role: &str) -> Result<Broker, Failure> {
     let options = options(config, role)?;
-    let deadline = tokio::time::Instant::now() + COMMAND_PATIENCE;
+    let patience = match &config.nats.broker {
+        BrokerSetting::External(_) => COMMAND_PATIENCE,
+        BrokerSetting::Embedded { .. } => EMBEDDED_PATIENCE,
+    };
+    let deadline = tokio::time::Instant::now() + patience;
     loop {
         match Broker::connect(&options).await {
             Ok(broker) => return Ok(broker),
@@ -29,6 +35,29 @@ pub(crate) async fn connect(config: &Config, role: &str) -> Result<Broker, Failu
                 return Err(Failure::from(error).doing(doing));
             }
         }
+    }
+}
+
+/// A broker for a command that changes the flow. The embedded one is started for as long as the
+/// answer lives, unless `trellara run` has it.
+pub(crate) async fn reach(
+    config: &Config,
+    role: &str,
+    environment: &EnvironmentMap,
+) -> Result<(Broker, Option<EmbeddedBroker>), Failure> {
+    let embedded = match start_embedded(config, environment).await {
+        Ok(embedded) => embedded,
+        Err(failure) if failure.exit == Exit::Halted(HaltCode::Fenced) => None,
+        Err(failure) => return Err(failure),
+    };
+    Ok((connect(config, role).await?, embedded))
+}
+
+/// Whether the broker would be ours and was never started.
+pub(crate) fn never_started(config: &Config) -> bool {
+    match &config.nats.broker {
+        BrokerSetting::External(_) => false,
+        BrokerSetting::Embedded { store_dir, .. } => matches!(Access::read(store_dir), Ok(None)),
     }
 }
 
@@ -85,7 +114,7 @@ fn embedded(store_dir: &Path) -> Result<NatsOptions, Failure> {
     })
 }
 
-/// Starts the broker of `trellara run`; it lives as long as the answer does. `None` when the file
+/// Starts the embedded broker; it lives as long as the answer does. `None` when the file
 /// names a broker.
 pub(crate) async fn start_embedded(
     config: &Config,

@@ -55,6 +55,14 @@ pub(super) fn pass_on(stderr: ChildStderr, last: &LastLines) {
     }
 }
 
+/// The password is of our making and in a file that only we can read; and while it starts we ask
+/// it whether it is up.
+fn is_of_our_making(warning: &str) -> bool {
+    warning.starts_with("Plaintext passwords detected")
+        || (warning.starts_with("Healthcheck failed")
+            && warning.contains("failed to be ready for connections"))
+}
+
 /// `[1234] [INF] text`: what is news to the broker is detail to our reader; what it finds worth a
 /// warning is one for us too.
 fn tell(line: &str) {
@@ -64,10 +72,12 @@ fn tell(line: &str) {
     };
     if let Some(text) = text("[FTL]").or_else(|| text("[ERR]")) {
         tracing::error!(target: "trellara_local::broker", "nats-server: {text}");
-    } else if let Some(text) = text("[WRN]") {
+    } else if let Some(text) = text("[WRN]").filter(|text| !is_of_our_making(text)) {
         tracing::warn!(target: "trellara_local::broker", "nats-server: {text}");
     } else {
-        let text = text("[INF]").unwrap_or_else(|| line.to_owned());
+        let text = text("[INF]")
+            .or_else(|| text("[WRN]"))
+            .unwrap_or_else(|| line.to_owned());
         tracing::debug!(target: "trellara_local::broker", "nats-server: {text}");
     }
 }

@@ -81,7 +81,7 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
     removed.push(outcome(
         "stream",
         config.flow.stream(),
-        remove_stream(&config).await,
+        remove_stream(&config, context).await,
     ));
     let target = remove_target(&config).await;
     removed.push(outcome("target", names[3].1.clone(), target));
@@ -122,8 +122,11 @@ async fn remove_source(config: &Config) -> Vec<Removed> {
     ]
 }
 
-async fn remove_stream(config: &Config) -> Result<bool, Failure> {
-    let broker = broker::connect(config, "remove").await?;
+async fn remove_stream(config: &Config, context: &Context) -> Result<bool, Failure> {
+    if broker::never_started(config) {
+        return Ok(false);
+    }
+    let (broker, _embedded) = broker::reach(config, "remove", &context.environment).await?;
     Ok(topology::delete(&broker, &config.flow.stream()).await?)
 }
 

@@ -13,8 +13,9 @@ use crate::{acknowledge, broker, command, preflight, telemetry};
 
 /// Runs relay and applier in one process, with a broker of its own unless nats.url is set.
 ///
-/// The first start does what `trellara setup` does. The embedded broker keeps its store in
-/// nats.store_dir, listens on loopback with a password of its own, and is restarted when it dies.
+/// The first start does what `trellara setup` does, where the file's roles may. The embedded broker
+/// keeps its store in nats.store_dir, listens on loopback with a password of its own, and is
+/// restarted when it dies.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Reads:  as `trellara relay` and `trellara applier`

@@ -14,6 +14,7 @@ use crate::{broker, link, preflight};
 ///
 /// First everything is checked as by `trellara check`; when anything is wrong nothing is created.
 /// An interrupted setup goes on where it stopped, or says what it found and refuses to guess.
+/// Without nats.url the embedded broker is started for as long as setup lasts.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Reads:  source, broker and target
@@ -60,7 +61,11 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
         adopt: args.adopt,
         new_stream: args.new_stream,
     };
-    let broker = broker::connect(&config, "setup").await;
+    let reached = broker::reach(&config, "setup", &context.environment).await;
+    let (broker, _embedded) = match reached {
+        Ok((broker, embedded)) => (Ok(broker), embedded),
+        Err(failure) => (Err(failure), None),
+    };
     let findings = preflight::examine(&config, &broker, choices).await;
     preflight::refuse(&findings, context.output)?;
     let broker = broker?;

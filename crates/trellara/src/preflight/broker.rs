@@ -100,7 +100,12 @@ async fn stream(
         return;
     };
     let about = format!("stream {}", facts.name);
+    // `auto` follows the disk; a stream that is there keeps what it began with.
+    let auto = |setting: &str| setting == "max_bytes" && config.nats.max_bytes.is_none();
     for difference in differences {
+        if auto(difference.setting) && difference.is != "-1" {
+            continue;
+        }
         let reason = format!(
             "{} is {}, must be {}: {}",
             difference.setting, difference.is, difference.must, difference.why

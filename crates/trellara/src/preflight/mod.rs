@@ -2,6 +2,7 @@
 //! cure. Reads only.
 
 mod broker;
+mod published;
 mod source;
 mod tables;
 mod target;
@@ -9,7 +10,7 @@ mod target;
 use serde::Serialize;
 use trellara_jetstream::Broker;
 
-use crate::config::Config;
+use crate::config::{BrokerSetting, Config};
 use crate::exit::{Exit, Failure};
 use crate::link;
 use crate::output::Output;
@@ -179,12 +180,17 @@ pub(crate) async fn examine(
     {
         findings.failed("TABLES_QUERY", "tables", &failure);
     }
+    let embedded = matches!(config.nats.broker, BrokerSetting::Embedded { .. });
     match broker {
         Ok(broker) => {
             broker::examine(config, broker, target.as_ref().ok(), &mut findings).await;
             if source.is_ok() && target.is_ok() {
                 plan(config, broker, choices, &mut findings).await;
             }
+        }
+        Err(failure) if embedded && failure.exit == Exit::Unexpected => {
+            let reason = "it does not run now; `trellara run` starts it";
+            findings.note("BROKER_NOT_RUNNING", "embedded broker", reason);
         }
         Err(failure) => {
             let ids = ("BROKER_UNREACHABLE", "BROKER_REFUSES");

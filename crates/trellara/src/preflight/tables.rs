@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use trellara_postgres::{Session, quote};
 use trellara_source::publication::TableName;
 
-use super::{Findings, source};
+use super::{Findings, published};
 use crate::exit::Failure;
 
 /// One column of one side.
@@ -166,7 +166,7 @@ fn about_table(name: &TableName, table: &Table, applier: &str, findings: &mut Fi
 
 /// The rights are those of role `applier`; where there is no such role, none is missing.
 async fn read(session: &Session, members: &[TableName], applier: &str) -> Result<Tables, Failure> {
-    let (schemas, names) = source::columns(members);
+    let (schemas, names) = published::columns(members);
     let mut tables = Tables::new();
     let rows = session
         .client

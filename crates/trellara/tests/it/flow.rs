@@ -140,3 +140,21 @@ fn remove_takes_the_slot_although_the_other_side_is_dead() {
         "0"
     );
 }
+
+#[test]
+fn a_flow_with_its_own_broker_is_set_up_and_removed_while_nothing_runs() {
+    let world = World::start(PostgresOptions::version(18));
+    let table = "CREATE TABLE orders (id int PRIMARY KEY)";
+    world.source_sql(table);
+    world.target_sql(table);
+    world.config_with_own_broker();
+    let checked = world.run(&["check", "--output", "json"]).expect(0);
+    assert!(checked.stdout.contains("BROKER_NOT_RUNNING"), "{checked:?}");
+    world.run(&["setup", "--yes"]).expect(0);
+    let removed = world
+        .run(&["remove", "--yes", "--output", "json"])
+        .expect(0);
+    for part in removed.json().as_array().expect("a list") {
+        assert_eq!(part["outcome"], "removed", "{part}");
+    }
+}

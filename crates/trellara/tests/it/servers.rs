@@ -67,6 +67,20 @@ impl World {
         path
     }
 
+    /// The same without `nats.url`: the flow brings its own broker.
+    pub(crate) fn config_with_own_broker(&self) {
+        let path = self.config("");
+        let text = std::fs::read_to_string(&path).expect("the file");
+        let server =
+            trellara_local::nats_server(&NatsOptions::default().version).expect("a nats-server");
+        let named = format!("url: {:?}", self.broker.url());
+        let own = format!(
+            "server: {server:?}, store_dir: {:?}",
+            self.folder.path().join("store")
+        );
+        std::fs::write(path, text.replace(&named, &own)).expect("the file is written");
+    }
+
     /// The program with the file, not yet started.
     pub(crate) fn program(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_trellara"));
