@@ -200,6 +200,18 @@ impl Machine {
                 self.retry_doubt(now, out);
                 Ok(())
             }
+            // A fenced writer's chunk landed behind our frame and was purged: a new marker goes
+            // where the stream has got to.
+            TailVerdict::Shifted => {
+                self.restart(
+                    format!(
+                        "what stood behind this relay's last frame was removed, up to sequence {}",
+                        tail.sequence
+                    ),
+                    out,
+                );
+                Ok(())
+            }
             // What a writer had on its way when our marker took the stream from it. Our window
             // continues frames that have no place any more; a new marker closes both.
             TailVerdict::Other if tail.incarnation < ours => {

@@ -57,6 +57,9 @@ pub(super) enum TailVerdict {
     Lost,
     /// It lies before what has been acknowledged since: the answer was overtaken.
     Overtaken,
+    /// Our frame is the last one, but the stream has counted further: what stood behind it was
+    /// removed, and our next frames have no place any more.
+    Shifted,
     /// The place that should hold our frame holds another one.
     Other,
 }
@@ -314,6 +317,15 @@ impl Sequencer {
         }
         if tail.sequence < self.highest() {
             return TailVerdict::Overtaken;
+        }
+        let is_ahead = |sequence: StreamSequence, digest: FrameDigest| {
+            sequence < tail.sequence && digest == tail.digest
+        };
+        let mut frames = self.window.iter();
+        if is_ahead(known.sequence, known.digest)
+            || frames.any(|waiting| is_ahead(waiting.sequence, waiting.digest))
+        {
+            return TailVerdict::Shifted;
         }
         if tail.sequence == known.sequence {
             if tail.digest != known.digest {
