@@ -108,6 +108,7 @@ impl Machine {
             start.target,
             tail_position,
             start.confirmed,
+            resent.is_pending(),
         );
         let marker = Marker {
             continues_at,
@@ -225,6 +226,21 @@ impl Machine {
     }
 
     fn copy_data(
+        &mut self,
+        now: Duration,
+        payload: &[u8],
+        out: &mut Vec<Command>,
+    ) -> Result<(), Halt> {
+        let pending = self.assembler.resent.is_pending();
+        self.walsender(now, payload, out)?;
+        if pending && !self.assembler.resent.is_pending() {
+            self.positions.release();
+            self.feedback_if_moved(now, out);
+        }
+        Ok(())
+    }
+
+    fn walsender(
         &mut self,
         now: Duration,
         payload: &[u8],

@@ -46,7 +46,8 @@ enum Between {
     Small(Box<Current>),
     /// It outgrew a bundle.
     Large(Box<Open>),
-    /// It is in the stream already; `any` says whether it has any change.
+    /// It is in the stream already; `any` says whether it has any change; a logical
+    /// message is none.
     Skipped {
         xid: Xid,
         any: bool,
@@ -257,7 +258,7 @@ impl Assembler {
             Between::Nothing if look.kind == Kind::Logical => Ok(()),
             Between::Nothing => Err(misplaced()),
             Between::Skipped { any, .. } => {
-                *any = true;
+                *any |= look.kind.is_change();
                 Ok(())
             }
             Between::Large(open) => self.chunks.change(open, &self.known, message, look, frames),

@@ -33,11 +33,14 @@ pub(super) struct Positions {
     pub(super) published: Lsn,
     pub(super) confirmed: Lsn,
     pub(super) applied: Lsn,
+    /// Nothing more may be confirmed before what the source sends again was compared (C02).
+    withheld: bool,
     remembered: VecDeque<(FrameOrdinal, FrameDigest)>,
 }
 
 impl Positions {
-    /// `confirmed` is the slot's own position: nothing lower is ever sent.
+    /// `confirmed` is the slot's own position: nothing lower is ever sent, and nothing higher
+    /// while it is withheld.
     pub(super) fn new(
         acknowledge: Acknowledge,
         flow: FlowName,
@@ -45,6 +48,7 @@ impl Positions {
         target: Option<String>,
         published: Lsn,
         confirmed: Lsn,
+        withheld: bool,
     ) -> Self {
         Self {
             acknowledge,
@@ -55,6 +59,7 @@ impl Positions {
             published,
             confirmed,
             applied: Lsn::ZERO,
+            withheld,
             remembered: VecDeque::new(),
         }
     }
@@ -65,6 +70,12 @@ impl Positions {
 
     pub(super) fn received(&mut self, position: Lsn) {
         self.received = self.received.max(position);
+    }
+
+    /// What the source sent again is what the stream holds.
+    pub(super) fn release(&mut self) {
+        self.withheld = false;
+        self.confirm();
     }
 
     /// A frame joined the contiguous acknowledged prefix.
@@ -118,7 +129,9 @@ impl Positions {
             Acknowledge::Published => self.published,
             Acknowledge::Applied => self.applied.min(self.published),
         };
-        self.confirmed = self.confirmed.max(allowed);
+        if !self.withheld {
+            self.confirmed = self.confirmed.max(allowed);
+        }
         assert!(
             self.published <= self.received,
             "nothing is published that was not received"

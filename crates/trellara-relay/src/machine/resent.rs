@@ -30,6 +30,8 @@ pub(super) struct Resent {
     through: Lsn,
     last: LastTransaction,
     expected: bool,
+    /// Whether the slot was behind P at all.
+    behind: bool,
     over: bool,
 }
 
@@ -44,8 +46,16 @@ impl Resent {
             through,
             last,
             expected,
+            behind: confirmed < through,
             over: false,
         }
+    }
+
+    /// Whether the source still owes the proof that it is the one that wrote the stream. Until
+    /// then nothing above the slot's own position may be confirmed: the slot would be moved over
+    /// what was to be compared, and the next start would find nothing to object to.
+    pub(super) fn is_pending(&self) -> bool {
+        self.behind && !self.over
     }
 
     /// Whether a transaction's records need not be kept: its commit record starts below P, so it
@@ -54,7 +64,7 @@ impl Resent {
         !self.over && commit_lsn < self.through
     }
 
-    /// A transaction has committed; `empty` says that the publication has nothing of it.
+    /// A transaction has committed; `empty` says that the publication has no change of it.
     pub(super) fn committed(
         &mut self,
         identity: &TransactionIdentity,
@@ -68,9 +78,6 @@ impl Resent {
         if end > self.through {
             return Err(self.rewound(identity, "ends behind a position reached inside it"));
         }
-        if empty {
-            return Ok(Verdict::Drop);
-        }
         match self.last {
             LastTransaction::Known(last) if identity.commit_lsn == last.commit_lsn => {
                 let same = (identity.xid, identity.commit_time) == (last.xid, last.commit_time);
@@ -79,6 +86,7 @@ impl Resent {
                 }
                 self.expected = false;
             }
+            _ if empty => {}
             LastTransaction::Known(last) if identity.commit_lsn > last.commit_lsn => {
                 return Err(self.rewound(identity, "was never published"));
             }

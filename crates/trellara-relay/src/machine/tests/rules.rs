@@ -47,6 +47,16 @@ impl Hand {
         hand
     }
 
+    /// Another relay on the same stream.
+    fn begin_again(&mut self, last: LastTransaction, confirmed: Lsn) {
+        let mut start = self.stream.start(Incarnation(0), confirmed);
+        start.last_transaction = last;
+        let settings = settings(Acknowledge::Published);
+        let mut out = Vec::new();
+        self.machine = Machine::new(settings, start, self.now, &mut out);
+        self.carry_out(out);
+    }
+
     fn event(&mut self, event: Event<'_>) {
         let mut out = Vec::new();
         self.machine.handle(self.now, event, &mut out);
@@ -363,6 +373,29 @@ fn r4_an_answer_that_was_overtaken_by_acknowledgements_is_not_loss() {
     assert_eq!(hand.said.last(), Some(&Command::ReadTail), "it asks again");
 }
 
+#[test]
+fn r4_what_was_removed_behind_our_own_frame_begins_another_incarnation() {
+    let script = one_commit();
+    for stored in [false, true] {
+        let mut walsender = Walsender::new(&script, START);
+        let mut hand = Hand::new(settings(Acknowledge::Published));
+        hand.held = Some(Vec::new());
+        hand.send(&mut walsender);
+        let publish = hand.held.replace(Vec::new()).expect("set").remove(0);
+        if stored {
+            // Its acknowledgement is lost.
+            hand.stream.publish(&publish);
+        }
+        hand.answer(&publish, Outcome::WrongSequence { actual: None });
+        // A fenced writer's chunk took the next place and was purged with its incarnation.
+        let mut tail = hand.stream.tail();
+        tail.sequence = tail.sequence.next();
+        hand.event(Event::Tail(TailAnswer::Frame(tail)));
+        assert_eq!(hand.halted(), None, "nobody else writes");
+        assert!(matches!(hand.said.last(), Some(Command::Restart(_))));
+    }
+}
+
 /// A stream with one transaction of the script in it, and the slot fallen back to the start.
 fn resumed(last: impl FnOnce(&mut TransactionIdentity)) -> Hand {
     let script = one_commit();
@@ -372,16 +405,7 @@ fn resumed(last: impl FnOnce(&mut TransactionIdentity)) -> Hand {
         panic!("it was published");
     };
     last(&mut identity);
-    let mut start = hand.stream.start(Incarnation(1), START);
-    start.last_transaction = LastTransaction::Known(identity);
-    let mut out = Vec::new();
-    hand.machine = Machine::new(
-        settings(Acknowledge::Published),
-        start,
-        Duration::ZERO,
-        &mut out,
-    );
-    hand.carry_out(out);
+    hand.begin_again(LastTransaction::Known(identity), START);
     hand
 }
 
@@ -407,6 +431,62 @@ fn c02_the_tails_last_transaction_must_come_by_at_all() {
     let mut hand = resumed(|_| {});
     hand.event(Event::CopyData(&keepalive(Lsn(0x9000), false)));
     assert_eq!(hand.halted(), Some(HaltCode::SourceRewound));
+}
+
+#[test]
+fn c02_nothing_is_confirmed_before_the_source_has_proven_itself() {
+    let known = Lsn(START.0 + 0x40);
+    let mut hand = resumed(|_| {});
+    hand.said.clear();
+    hand.event(Event::CopyData(&keepalive(START, true)));
+    assert_eq!(hand.flushes(), [START], "the marker's position is not it");
+    hand.send(&mut Walsender::new(&one_commit(), START));
+    hand.event(Event::CopyData(&keepalive(known, false)));
+    assert_eq!(hand.flushes().last(), Some(&known), "at once when it has");
+}
+
+#[test]
+fn c02_a_source_that_was_set_back_is_refused_again_after_a_restart() {
+    let mut hand = resumed(|_| {});
+    let last = hand.stream.last_transaction();
+    for start in 0..3 {
+        hand.said.clear();
+        hand.now += Duration::from_secs(2);
+        hand.event(Event::Tick);
+        let confirmed = hand.flushes().into_iter().max().expect("a feedback");
+        assert_eq!(
+            confirmed, START,
+            "start {start}: the slot stays where it is"
+        );
+        hand.event(Event::CopyData(&keepalive(Lsn(0x9000), false)));
+        assert_eq!(hand.halted(), Some(HaltCode::SourceRewound));
+        hand.begin_again(last, confirmed);
+    }
+}
+
+#[test]
+fn c02_a_logical_message_is_not_a_change_that_was_never_published() {
+    // The messages began to be sent when the stream stood behind them already.
+    let script = Script {
+        steps: vec![Step::Logical { xid: 699 }],
+    };
+    let mut hand = resumed(|identity| identity.commit_lsn = Lsn(0xF00));
+    hand.send(&mut Walsender::new(&script, START));
+    assert_eq!(hand.halted(), None);
+}
+
+#[test]
+fn c02_a_last_transaction_of_only_a_message_is_recognised() {
+    let script = Script {
+        steps: vec![Step::Logical { xid: 699 }],
+    };
+    let mut hand = Hand::new(settings(Acknowledge::Published));
+    hand.send(&mut Walsender::new(&script, START));
+    let last = hand.stream.last_transaction();
+    hand.begin_again(last, START);
+    hand.send(&mut Walsender::new(&script, START));
+    hand.event(Event::CopyData(&keepalive(Lsn(0x9000), false)));
+    assert_eq!(hand.halted(), None);
 }
 
 #[test]

@@ -20,6 +20,8 @@ pub(super) enum Step {
     Rollback { xid: u32, subxid: u32 },
     /// It commits, or rolls back as a whole.
     End { xid: u32, commits: bool },
+    /// A transaction of nothing but a logical message.
+    Logical { xid: u32 },
     /// The source reports its position.
     Keepalive,
 }
@@ -141,6 +143,10 @@ impl<'a> Walsender<'a> {
         Some(match step {
             Step::Commit { .. } if at < self.confirmed => Vec::new(),
             Step::Commit { xid, rows } => self.commit(xid, &rows, at, end),
+            Step::Logical { .. } if at < self.confirmed => Vec::new(),
+            Step::Logical { xid } => {
+                vec![begin(xid, at), xlog(at, logical(at)), commit(xid, at, end)]
+            }
             Step::Block { xid, subxid, rows } => {
                 let done = self.script.commit_of(xid);
                 if done.is_some_and(|commit| commit < self.confirmed) {
@@ -178,22 +184,14 @@ impl<'a> Walsender<'a> {
     }
 
     fn commit(&mut self, xid: u32, rows: &[Row], at: Lsn, end: Lsn) -> Vec<Vec<u8>> {
-        let mut begin = vec![b'B'];
-        put64(&mut begin, at.0);
-        put64(&mut begin, time_of(xid));
-        put32(&mut begin, xid);
-        let mut messages = vec![xlog(at, begin)];
+        let mut messages = vec![begin(xid, at)];
         for row in rows {
             if self.described.insert(row.table) {
                 messages.push(xlog(at, relation(row.table, None)));
             }
             messages.push(xlog(at, insert(row, None)));
         }
-        let mut commit = vec![b'C', 0];
-        put64(&mut commit, at.0);
-        put64(&mut commit, end.0);
-        put64(&mut commit, time_of(xid));
-        messages.push(xlog(at, commit));
+        messages.push(commit(xid, at, end));
         messages
     }
 
@@ -217,6 +215,32 @@ impl<'a> Walsender<'a> {
         messages.push(xlog(at, vec![b'E']));
         messages
     }
+}
+
+fn begin(xid: u32, at: Lsn) -> Vec<u8> {
+    let mut message = vec![b'B'];
+    put64(&mut message, at.0);
+    put64(&mut message, time_of(xid));
+    put32(&mut message, xid);
+    xlog(at, message)
+}
+
+fn commit(xid: u32, at: Lsn, end: Lsn) -> Vec<u8> {
+    let mut message = vec![b'C', 0];
+    put64(&mut message, at.0);
+    put64(&mut message, end.0);
+    put64(&mut message, time_of(xid));
+    xlog(at, message)
+}
+
+/// A transactional logical message.
+fn logical(at: Lsn) -> Vec<u8> {
+    let mut message = vec![b'M', 1];
+    put64(&mut message, at.0);
+    message.extend(b"note\0");
+    put32(&mut message, 2);
+    message.extend(b"hi");
+    message
 }
 
 fn time_of(xid: u32) -> u64 {
