@@ -1,6 +1,7 @@
 //! Identifiers, partitions, and tables that change while the flow runs.
 
 use anyhow::{Result, ensure};
+use trellara_testkit::flow::Flow;
 
 use crate::scenario::{WITHIN, carried, prepared, run, started, value};
 
@@ -162,10 +163,26 @@ const MOVES: &[&str] = &[
     "INSERT INTO pt VALUES (7, 7), (107, 7)",
 ];
 
+/// A started flow between two such tables, whose publication setup made by leaf: the one that
+/// `source.sql` makes is by root, and is left alone.
+async fn by_leaf(version: u32, name: &str) -> Result<Flow> {
+    let extra = "source.partitions: leaf\nsource.publication: made_by_setup";
+    let mut flow = prepared(version, name, &[HALVES], &[HALVES], extra).await?;
+    flow.roles.grant_on_source(&flow.source_admin).await?;
+    // Only the owner of a table may publish it.
+    let admin = flow.roles.admin();
+    for table in ["pt", "pt1", "pt2"] {
+        let sql = format!("ALTER TABLE {table} OWNER TO {admin}");
+        run(&flow.source_admin, &[&sql]).await?;
+    }
+    flow.start().await?;
+    Ok(flow)
+}
+
 #[tokio::test]
 async fn b96_partitions_by_leaf_into_the_same_ones() -> Result<()> {
     for (version, name) in [(15, "leaf15"), (18, "leaf18")] {
-        let mut flow = started(version, name, &[HALVES], "source.partitions: leaf").await?;
+        let flow = by_leaf(version, name).await?;
         run(&flow.source_admin, MOVES).await?;
         run(&flow.source_admin, &["TRUNCATE pt1"]).await?;
         flow.converges(WITHIN).await?;
@@ -209,7 +226,7 @@ async fn b96_partitions_by_root_the_same_another_way_and_not_at_all() -> Result<
 
 #[tokio::test]
 async fn b96_a_partition_that_the_target_lacks_is_named_and_nothing_passes_it() -> Result<()> {
-    let mut flow = started(18, "leafnew", &[HALVES], "source.partitions: leaf").await?;
+    let mut flow = by_leaf(18, "leafnew").await?;
     let third = "CREATE TABLE pt3 PARTITION OF pt FOR VALUES FROM (200) TO (300)";
     run(
         &flow.source_admin,
@@ -227,6 +244,7 @@ async fn b96_a_partition_that_the_target_lacks_is_named_and_nothing_passes_it() 
     let rows = "SELECT count(*) FROM pt";
     ensure!(value(&flow.target_admin, rows).await? == "1");
     run(&flow.target_admin, &[third]).await?;
+    flow.roles.grant_on_target(&flow.target_admin).await?;
     flow.converges(WITHIN).await
 }
 
