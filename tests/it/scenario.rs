@@ -8,11 +8,11 @@ use trellara_testkit::flow::Flow;
 use trellara_testkit::fresh::fresh_flow;
 
 /// How long any scenario may take to converge.
-pub const WITHIN: Duration = Duration::from_secs(40);
+pub(crate) const WITHIN: Duration = Duration::from_secs(40);
 
 /// Runs SQL on a database; each element is sent as one simple query, so that a `BEGIN … COMMIT`
 /// inside one element is one transaction.
-pub async fn run(url: &str, script: &[&str]) -> Result<()> {
+pub(crate) async fn run(url: &str, script: &[&str]) -> Result<()> {
     let client = compare::connect(url).await?;
     client.batch_execute("SET search_path = public").await?;
     for sql in script {
@@ -25,7 +25,7 @@ pub async fn run(url: &str, script: &[&str]) -> Result<()> {
 }
 
 /// One value from a database, as text.
-pub async fn value(url: &str, sql: &str) -> Result<String> {
+pub(crate) async fn value(url: &str, sql: &str) -> Result<String> {
     let client = compare::connect(url).await?;
     client.batch_execute("SET search_path = public").await?;
     for message in client
@@ -41,14 +41,19 @@ pub async fn value(url: &str, sql: &str) -> Result<String> {
 }
 
 /// A started flow whose two databases got the same `schema`.
-pub async fn started(version: u32, name: &str, schema: &[&str], extra: &str) -> Result<Flow> {
+pub(crate) async fn started(
+    version: u32,
+    name: &str,
+    schema: &[&str],
+    extra: &str,
+) -> Result<Flow> {
     let mut flow = prepared(version, name, schema, schema, extra).await?;
     flow.start().await?;
     Ok(flow)
 }
 
 /// A flow whose databases got their schemas, not yet set up.
-pub async fn prepared(
+pub(crate) async fn prepared(
     version: u32,
     name: &str,
     source_schema: &[&str],
@@ -62,7 +67,12 @@ pub async fn prepared(
 }
 
 /// The whole of a simple scenario.
-pub async fn carried(version: u32, name: &str, schema: &[&str], script: &[&str]) -> Result<Flow> {
+pub(crate) async fn carried(
+    version: u32,
+    name: &str,
+    schema: &[&str],
+    script: &[&str],
+) -> Result<Flow> {
     let flow = started(version, name, schema, "").await?;
     run(&flow.source_admin, script).await?;
     flow.converges(WITHIN).await?;

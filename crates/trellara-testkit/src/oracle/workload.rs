@@ -193,7 +193,7 @@ impl Session {
         let from = random.random_range(0..self.options.accounts);
         let to = random.random_range(0..self.options.accounts);
         let amount = random.random_range(1..50i64);
-        let big = self.options.big_every > 0 && n % self.options.big_every == 0;
+        let big = self.options.big_every > 0 && n.is_multiple_of(self.options.big_every);
         let rolled_back = random.random_ratio(1, 20);
 
         let transaction = client.transaction().await?;
@@ -215,7 +215,7 @@ impl Session {
                  UPDATE bank SET balance = balance - ({signed}) WHERE id = {high};"
             ));
         }
-        if n % 7 == 0 {
+        if n.is_multiple_of(7) {
             script.push_str(&format!(
                 "INSERT INTO wide SELECT {id}, b, md5(b) FROM repeat(md5({id}::text), 400) b;
                  UPDATE wide SET touched = touched + 1 WHERE id = {id};"
