@@ -1,19 +1,27 @@
 //! Taking away what is applied (rules 0.3), and keeping a history of it.
 //!
-//! Nothing at or above the last frame wholly and durably applied ever goes, nor anything that a
-//! transaction still open needs; the caller has made sure that this is the stream's one target.
+//! Nothing at or above the last frame wholly and durably applied ever goes, nor the chunks of a
+//! transaction still open, nor the newest marker and the newest transaction, which the next relay
+//! compares with its source (C02, C06). An open transaction keeps its chunks and nothing else: it
+//! may stay open for days, and the frames applied meanwhile would fill the stream (C12). The caller
+//! has made sure that this is the stream's one target.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use trellara_envelope::{FlowName, Incarnation, Lane, StreamSequence, Xid};
+use trellara_jetstream::read::Reader;
 use trellara_jetstream::topology::{self, StreamFacts};
 use trellara_jetstream::{Broker, BrokerError, trim};
 
 use crate::checkpoint::Checkpoint;
 
-/// Between two looks at the stream. A look costs one request, a trim three.
+/// Between two looks at the stream. A look costs one request, a trim a few more.
 const INTERVAL: Duration = Duration::from_secs(5);
+/// The same when the stream is filling.
+const HASTE: Duration = Duration::from_secs(1);
+/// What the relay keeps free of data, so that markers and manifests always fit.
+const RESERVE_BYTES: u64 = 64 << 20;
 /// Positions remembered for the age rule; with one every few seconds more than an hour.
 const SAMPLES: usize = 1024;
 /// Purges of whole subjects that may wait for the broker; above it the oldest are left to the
@@ -24,6 +32,7 @@ const WAITING_PURGES: usize = 256;
 #[derive(Debug)]
 pub(crate) struct Trimmer {
     broker: Broker,
+    reader: Reader,
     stream: String,
     flow: FlowName,
     lane: Lane,
@@ -40,6 +49,7 @@ impl Trimmer {
     pub(crate) fn new(broker: &Broker, options: &crate::ApplierOptions) -> Self {
         Self {
             broker: broker.clone(),
+            reader: Reader::new(broker, &options.flow.stream()),
             stream: options.flow.stream(),
             flow: options.flow.clone(),
             lane: options.lane,
@@ -95,18 +105,54 @@ impl Trimmer {
             self.chunks_trimmed_to = keep_from;
         }
         let facts = topology::facts(&self.broker, &self.stream).await?;
-        let history = self.aged_out(now).max(self.outgrown(&facts, durable));
+        let room = history_room(self.history_bytes, facts.bytes, facts.max_bytes);
+        if room < self.history_bytes {
+            self.next = now + HASTE;
+        }
+        let first = self.first_applied(&facts).await?;
+        let history = self
+            .aged_out(now)
+            .max(outgrown(&facts, first, durable, room));
         let bound = bound(durable, keep_from, history);
-        if bound > self.trimmed_to && bound > facts.first_sequence {
-            for filter in [
-                self.flow.transactions_subject(self.lane),
-                self.flow.mark_subject(),
-            ] {
-                trim::purge_to(&self.broker, &self.stream, &filter, bound).await?;
-            }
+        if bound > self.trimmed_to && bound > first {
+            self.purge_positional(bound).await?;
             self.trimmed_to = bound;
         }
         Ok(self.trimmed_to)
+    }
+
+    /// Where the applied frames begin, leaving aside the few that stay for ever: the stream's first
+    /// sequence says nothing, a marker from long ago may stand there.
+    async fn first_applied(&self, facts: &StreamFacts) -> Result<StreamSequence, BrokerError> {
+        if self.trimmed_to.0 > 0 {
+            return Ok(self.trimmed_to.max(facts.first_sequence));
+        }
+        let mut first = facts.last_sequence;
+        for subject in [
+            self.flow.transactions_subject(self.lane),
+            self.flow.beat_subject(),
+        ] {
+            let found = self.reader.next_on(&subject, StreamSequence(1)).await?;
+            first = found.map_or(first, |frame| first.min(frame.sequence));
+        }
+        Ok(first)
+    }
+
+    /// Takes away the positional frames below `bound`, but neither the newest marker nor the newest
+    /// transaction.
+    async fn purge_positional(&self, bound: StreamSequence) -> Result<(), BrokerError> {
+        for subject in [
+            self.flow.transactions_subject(self.lane),
+            self.flow.mark_subject(),
+        ] {
+            if let Some(newest) = self.reader.last_on(&subject).await? {
+                let to = bound.min(newest.sequence);
+                trim::purge_to(&self.broker, &self.stream, &subject, to).await?;
+            }
+        }
+        let beats = self.flow.beat_subject();
+        trim::purge_to(&self.broker, &self.stream, &beats, bound).await?;
+        Ok(())
     }
 
     fn sample(&mut self, sequence: StreamSequence, now: Instant) {
@@ -136,49 +182,120 @@ impl Trimmer {
             }
         }
     }
-
-    /// Everything applied that the history's size has no room for. The broker knows no sizes of
-    /// ranges, so the applied part is estimated by its share of the sequences; the next look
-    /// corrects it.
-    fn outgrown(&self, facts: &StreamFacts, durable: &Checkpoint) -> StreamSequence {
-        let applied_to = durable.transport.sequence.0;
-        let first = facts.first_sequence.0;
-        if facts.messages == 0 || applied_to <= first {
-            return StreamSequence(0);
-        }
-        let all = (facts.last_sequence.0.max(applied_to) - first + 1) as f64;
-        let applied = (applied_to - first) as f64;
-        let applied_bytes = facts.bytes as f64 * (applied / all);
-        let excess = applied_bytes - self.history_bytes as f64;
-        if excess <= 0.0 {
-            return StreamSequence(0);
-        }
-        StreamSequence(first + (applied * (excess / applied_bytes)) as u64)
-    }
 }
 
-/// The rule: below what is durable, below what an open transaction needs, and only what the
-/// history lets go. Exclusive: the checkpoint's frame itself stays.
+/// Bytes of applied frames that may stay. The history gives way to what is not applied yet: of a
+/// small stream it has a quarter, and nothing once the stream fills.
+fn history_room(wanted: u64, used: u64, max_bytes: Option<u64>) -> u64 {
+    let Some(max) = max_bytes else {
+        return wanted;
+    };
+    let for_data = max - RESERVE_BYTES.min(max / 8);
+    if used > for_data / 4 * 3 {
+        return 0;
+    }
+    wanted.min(max / 4)
+}
+
+/// Everything applied that the history has no room for. The broker knows no sizes of ranges, so
+/// the applied part is estimated by its share of the sequences; the next look corrects it.
+fn outgrown(
+    facts: &StreamFacts,
+    first: StreamSequence,
+    durable: &Checkpoint,
+    room: u64,
+) -> StreamSequence {
+    let applied_to = durable.transport.sequence.0;
+    if facts.messages == 0 || applied_to <= first.0 {
+        return StreamSequence(0);
+    }
+    if room == 0 {
+        return StreamSequence(applied_to);
+    }
+    let all = (facts.last_sequence.0.max(applied_to) - first.0 + 1) as f64;
+    let applied = (applied_to - first.0) as f64;
+    let applied_bytes = facts.bytes as f64 * (applied / all);
+    let excess = applied_bytes - room as f64;
+    if excess <= 0.0 {
+        return StreamSequence(0);
+    }
+    StreamSequence(first.0 + (applied * (excess / applied_bytes)) as u64)
+}
+
+/// The rule for positional frames: below what is durable, and only what the history lets go.
+/// Exclusive: the checkpoint's frame itself stays. Without any `keep_from` the checkpoint's frame
+/// was not found in this stream, and its sequence says nothing about it.
 fn bound(
     durable: &Checkpoint,
     keep_from: StreamSequence,
     history: StreamSequence,
 ) -> StreamSequence {
-    durable.transport.sequence.min(keep_from).min(history)
+    if keep_from.0 == 0 {
+        return StreamSequence(0);
+    }
+    durable.transport.sequence.min(history)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use crate::machine::testing::checkpoint_at;
 
     #[test]
-    fn c14_the_checkpoints_frame_and_open_transactions_stay() {
+    fn c12_an_open_transaction_keeps_no_positional_frame() {
         let durable = checkpoint_at(50, 0x100);
         let at = |keep, history| bound(&durable, StreamSequence(keep), StreamSequence(history)).0;
         assert_eq!(at(50, u64::MAX), 50, "exclusive: 50 itself stays");
-        assert_eq!(at(7, u64::MAX), 7, "c14: an open transaction began at 7");
+        assert_eq!(
+            at(7, u64::MAX),
+            50,
+            "c12: open since 7, its chunks alone stay"
+        );
         assert_eq!(at(50, 20), 20, "history");
         assert_eq!(at(0, u64::MAX), 0, "nothing known, nothing goes");
+    }
+
+    #[test]
+    fn the_history_gives_way_to_what_is_not_applied() {
+        const MIB: u64 = 1 << 20;
+        assert_eq!(history_room(1024 * MIB, 0, None), 1024 * MIB);
+        assert_eq!(history_room(1024 * MIB, 0, Some(64 * MIB)), 16 * MIB);
+        assert_eq!(history_room(8 * MIB, 0, Some(64 * MIB)), 8 * MIB);
+        // Data may fill 56 MiB of it; three quarters are 42.
+        assert_eq!(history_room(1024 * MIB, 42 * MIB, Some(64 * MIB)), 16 * MIB);
+        assert_eq!(history_room(1024 * MIB, 42 * MIB + 1, Some(64 * MIB)), 0);
+        // The default history in the default stream.
+        assert_eq!(history_room(1024 * MIB, 0, Some(1024 * MIB)), 256 * MIB);
+        assert_eq!(history_room(1024 * MIB, 721 * MIB, Some(1024 * MIB)), 0);
+        assert_eq!(history_room(1, 1, Some(0)), 0);
+    }
+
+    #[test]
+    fn what_outgrew_the_history_is_a_share_of_the_applied_frames() {
+        let mut facts = StreamFacts {
+            name: "TRELLARA_shop".into(),
+            created: "then".into(),
+            // A marker that stays for ever.
+            first_sequence: StreamSequence(2),
+            last_sequence: StreamSequence(2000),
+            messages: 1002,
+            bytes: 1_001_000,
+            max_bytes: None,
+            max_message_bytes: None,
+            replicas: 1,
+            subjects: Vec::new(),
+            metadata: BTreeMap::new(),
+            leader: None,
+        };
+        let durable = checkpoint_at(2000, 0x100);
+        let to =
+            |facts: &StreamFacts, room| outgrown(facts, StreamSequence(1000), &durable, room).0;
+        assert_eq!(to(&facts, 500_000), 1500);
+        assert_eq!(to(&facts, 2_000_000), 0);
+        assert_eq!(to(&facts, 0), 2000, "everything applied");
+        facts.messages = 0;
+        assert_eq!(to(&facts, 0), 0);
     }
 }

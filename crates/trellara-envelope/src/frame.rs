@@ -363,7 +363,8 @@ impl Frame {
     pub fn subject(&self) -> String {
         let flow = &self.header.flow;
         match &self.body {
-            Body::Genesis(_) | Body::Marker(_) | Body::Heartbeat(_) => flow.mark_subject(),
+            Body::Genesis(_) | Body::Marker(_) => flow.mark_subject(),
+            Body::Heartbeat(_) => flow.beat_subject(),
             Body::Bundle(_) | Body::Manifest(_) => flow.transactions_subject(self.header.lane),
             Body::Chunk(chunk) => flow.open_subject(self.header.incarnation, chunk.xid),
             Body::Abort(abort) => flow.open_subject(self.header.incarnation, abort.xid),

@@ -46,9 +46,15 @@ impl FlowName {
         format!("trellara.{}.tx.{lane}", self.0)
     }
 
-    /// Subject of genesis frames, markers and heartbeats.
+    /// Subject of genesis frames and markers. The newest marker is never trimmed, so nothing that
+    /// comes often may stand behind it on the same subject.
     pub fn mark_subject(&self) -> String {
         format!("trellara.{}.mark", self.0)
+    }
+
+    /// Subject of heartbeats.
+    pub fn beat_subject(&self) -> String {
+        format!("trellara.{}.beat", self.0)
     }
 
     /// Subject of transactions that span lanes.

@@ -92,6 +92,7 @@ fn flow_names_give_everything_its_name() {
     assert_eq!(flow.all_subjects(), "trellara.shop_2.>");
     assert_eq!(flow.transactions_subject(Lane(4)), "trellara.shop_2.tx.4");
     assert_eq!(flow.mark_subject(), "trellara.shop_2.mark");
+    assert_eq!(flow.beat_subject(), "trellara.shop_2.beat");
     assert_eq!(flow.barrier_subject(), "trellara.shop_2.barrier");
     assert_eq!(
         flow.open_subject(Incarnation(3), Xid(746)),
@@ -139,7 +140,7 @@ fn frames_of_each_kind_go_to_their_subject() {
         [
             "trellara.shop.mark",
             "trellara.shop.mark",
-            "trellara.shop.mark",
+            "trellara.shop.beat",
             "trellara.shop.tx.0",
             "trellara.shop.open.3.746",
             "trellara.shop.open.3.746",

@@ -110,16 +110,17 @@ async fn newest_writer(
 ) -> Result<Incarnation, BrokerError> {
     let mut newest = last.tail.incarnation;
     let window = Publisher::MAX_IN_FLIGHT as u64;
-    let mut from = StreamSequence(last.at.0.saturating_sub(window).max(1));
-    let subject = flow.mark_subject();
-    while let Some(mark) = reader.next_on(&subject, from).await? {
-        if mark.sequence > last.at {
-            break;
+    for subject in [flow.mark_subject(), flow.beat_subject()] {
+        let mut from = StreamSequence(last.at.0.saturating_sub(window).max(1));
+        while let Some(mark) = reader.next_on(&subject, from).await? {
+            if mark.sequence > last.at {
+                break;
+            }
+            if let Ok(frame) = frame_of(&mark.payload, flow) {
+                newest = newest.max(frame.header.incarnation);
+            }
+            from = mark.sequence.next();
         }
-        if let Ok(frame) = frame_of(&mark.payload, flow) {
-            newest = newest.max(frame.header.incarnation);
-        }
-        from = mark.sequence.next();
     }
     Ok(newest)
 }

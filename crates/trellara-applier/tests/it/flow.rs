@@ -210,6 +210,8 @@ pub(crate) struct Flow {
     pub(crate) incarnation: u64,
     previous: FrameDigest,
     pub(crate) position: u64,
+    /// Where the oldest open transaction begins, when there is one.
+    pub(crate) open_from: Option<u64>,
     reports: CoreSubscription,
 }
 
@@ -240,6 +242,7 @@ impl Flow {
             incarnation: 0,
             previous: FrameDigest::default(),
             position: 0x100,
+            open_from: None,
             reports,
         };
         let genesis = flow.genesis().await;
@@ -306,6 +309,22 @@ impl Flow {
             .await
     }
 
+    /// A chunk of a transaction that stays open.
+    pub(crate) async fn open(&mut self, xid: u32) {
+        self.open_from.get_or_insert(self.sequence + 1);
+        let records = inserts(&[1], Some(xid));
+        let mut running = RunningDigest::new();
+        running.update(&records);
+        let chunk = Chunk {
+            xid: Xid(xid),
+            number: 0,
+            running: running.current(),
+        };
+        let at = self.position;
+        self.publish(Body::Chunk(chunk), at, Bytes::from(records))
+            .await;
+    }
+
     /// The chunks of a transaction and its manifest, which `damage` may change.
     pub(crate) async fn large(&mut self, ids: &[i32], damage: impl FnOnce(&mut Manifest)) {
         let xid = Xid(900 + self.position as u32);
@@ -358,7 +377,7 @@ impl Flow {
                 ordinal: FrameOrdinal(self.ordinal),
                 previous: self.previous,
                 position: Lsn(position),
-                keep_from: StreamSequence(self.sequence + 1),
+                keep_from: StreamSequence(self.open_from.unwrap_or(self.sequence + 1)),
                 lane: Lane(0),
                 follows: Lsn(self.position),
                 lanes: Vec::new(),

@@ -4,3 +4,4 @@ mod execute;
 mod flow;
 mod ledger;
 mod stream;
+mod trim;
