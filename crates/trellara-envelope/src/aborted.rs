@@ -57,6 +57,22 @@ impl AbortedSet {
         self.ranges.splice(from..to.max(from), [merged]);
     }
 
+    /// The set of many ranges in any order: sorted once, where inserting each would move all that
+    /// lie behind it.
+    pub fn from_ranges(mut ranges: Vec<AbortedRange>) -> Self {
+        ranges.retain(|range| range.first <= range.last);
+        ranges.sort_unstable_by_key(|range| range.first);
+        ranges.dedup_by(|next, before| {
+            let touches = next.first.0 <= before.last.0.saturating_add(1);
+            if touches {
+                before.last = before.last.max(next.last);
+            }
+            touches
+        });
+        ranges.shrink_to_fit();
+        Self { ranges }
+    }
+
     /// Whether `xid` was rolled back.
     pub fn contains(&self, xid: Xid) -> bool {
         let at = self.ranges.partition_point(|range| range.last < xid);
@@ -87,16 +103,14 @@ impl AbortedSet {
 
 impl Extend<AbortedRange> for AbortedSet {
     fn extend<I: IntoIterator<Item = AbortedRange>>(&mut self, ranges: I) {
-        ranges
-            .into_iter()
-            .for_each(|range| self.insert_range(range));
+        let mut all = std::mem::take(&mut self.ranges);
+        all.extend(ranges);
+        *self = Self::from_ranges(all);
     }
 }
 
 impl FromIterator<AbortedRange> for AbortedSet {
     fn from_iter<I: IntoIterator<Item = AbortedRange>>(ranges: I) -> Self {
-        let mut set = Self::new();
-        set.extend(ranges);
-        set
+        Self::from_ranges(ranges.into_iter().collect())
     }
 }

@@ -40,6 +40,18 @@ fn aborted_ids_merge_into_ranges() {
     assert!(AbortedSet::EMPTY.is_empty() && !AbortedSet::EMPTY.contains(Xid(0)));
 }
 
+/// A transaction that rolled back every second of its two million subtransactions, read backwards:
+/// inserted one by one they would move half a million ranges each.
+#[test]
+fn a_million_ranges_in_falling_order_are_sorted_once() {
+    let falling = (0..1_000_000u32).rev().map(|n| range(2 * n, 2 * n));
+    let set = AbortedSet::from_ranges(falling.collect());
+    assert_eq!(set.ranges().len(), 1_000_000);
+    assert!(set.contains(Xid(4)) && !set.contains(Xid(5)));
+    let all = AbortedSet::from_ranges(vec![range(7, 6), range(5, 9), range(0, u32::MAX)]);
+    assert_eq!(all.ranges(), [range(0, u32::MAX)]);
+}
+
 proptest! {
     /// The order in which ids are learned changes neither the ranges nor the digest, and exactly
     /// the ids put in are in.
