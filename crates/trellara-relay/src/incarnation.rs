@@ -64,6 +64,8 @@ struct Incarnate<'a> {
     publisher: Publisher,
     publishes: FuturesUnordered<Pin<Box<dyn Future<Output = Published> + Send>>>,
     questions: FuturesUnordered<Pin<Box<dyn Future<Output = Answer> + Send>>>,
+    /// Apart, because they are waited for before another incarnation begins.
+    purges: FuturesUnordered<Pin<Box<dyn Future<Output = Answer> + Send>>>,
     asking: asking::Asker,
     schedule: Schedule,
     began: Instant,
@@ -114,6 +116,7 @@ pub(crate) async fn run(
         publisher: opened.publisher,
         publishes: FuturesUnordered::new(),
         questions: FuturesUnordered::new(),
+        purges: FuturesUnordered::new(),
         asking: asking::Asker::new(
             options.clone(),
             broker.clone(),
@@ -127,6 +130,9 @@ pub(crate) async fn run(
         commands,
     };
     let end = incarnate.work(opened.reports, cancel).await;
+    if let End::Again { .. } = end {
+        incarnate.finish_purges().await;
+    }
     incarnate.take_status();
     end
 }
@@ -185,6 +191,7 @@ impl Incarnate<'_> {
                         return end;
                     }
                 }
+                Some(_) = self.purges.next() => {}
                 _ = ticker.tick() => self.tick(),
                 Some(report) = reports.next() => {
                     if let Ok(report) = PositionReport::decode(&report.payload) {
@@ -198,6 +205,13 @@ impl Incarnate<'_> {
                 }
             }
         }
+    }
+
+    /// A stream that open transactions have filled needs the room. What is not removed in time
+    /// goes with the incarnation.
+    async fn finish_purges(&mut self) {
+        let purges = std::mem::take(&mut self.purges);
+        let _ = tokio::time::timeout(SETTLE_LIMIT, purges.count()).await;
     }
 
     fn now(&self) -> Duration {
@@ -327,7 +341,8 @@ impl Incarnate<'_> {
                 Command::CheckReport(report) => self.ask(Question::Report(report)),
                 Command::ProbeSource => self.ask(Question::Probe),
                 Command::Purge { subject, below } => {
-                    self.ask(Question::Purge { subject, below });
+                    let purge = self.asking.ask(Question::Purge { subject, below });
+                    self.purges.push(purge);
                 }
                 Command::Restart(restart) => {
                     let streaming = if restart.streaming_off {

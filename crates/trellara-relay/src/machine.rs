@@ -7,6 +7,7 @@
 //! Time is the time since any fixed moment, handed in with every event.
 
 mod assembler;
+mod budget;
 mod bundle;
 mod chunks;
 mod descriptions;

@@ -140,6 +140,7 @@ impl Chunks {
             open.stored += stored;
             open.last_abort = Some(sequence);
         }
+        open.aborted.extend(unwritten.ranges().iter().copied());
     }
 
     /// Closes a transaction that has committed: last chunk, abort frames, manifest.

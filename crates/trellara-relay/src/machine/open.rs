@@ -23,7 +23,8 @@ pub(super) struct Open {
     /// What its chunks take in the stream, about.
     pub(super) stored: u64,
     pub(super) first_sequence: Option<StreamSequence>,
-    /// All that was rolled back, and the part of it that no abort frame names yet.
+    /// What was rolled back: what abort frames name, and the little that none names yet. Kept
+    /// apart, so that learning of one rollback never moves the many.
     pub(super) aborted: AbortedSet,
     pub(super) unwritten: AbortedSet,
     pub(super) aborts: u64,
@@ -60,6 +61,12 @@ impl Open {
     /// Whether nothing of it was, or must be, published.
     pub(super) fn is_empty(&self) -> bool {
         self.chunks == 0 && self.buffer.is_empty()
+    }
+
+    /// Memory that publishing would free: the chunk being filled, and what was rolled back
+    /// since the last abort frame.
+    pub(super) fn unfinished(&self) -> usize {
+        self.buffer.len() + size_of_val(self.unwritten.ranges())
     }
 
     /// The id under which descriptions stand in its records: its own, so that the rollback of a
@@ -109,7 +116,6 @@ impl Open {
 
     /// Takes note of a subtransaction's rollback.
     pub(super) fn abort(&mut self, subxid: Xid) {
-        self.aborted.insert(subxid);
         self.unwritten.insert(subxid);
         self.own.retain(|_, own| {
             own.retain(|(xid, _)| *xid != subxid);

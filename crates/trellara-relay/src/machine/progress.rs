@@ -1,15 +1,15 @@
 //! Everything about progress that is not data: heartbeats, feedback, reports, a source that shuts
-//! down, a stream that is full.
+//! down.
 
 use std::time::Duration;
 
 use trellara_envelope::{
-    Body, CommitTime, FrameKind, FrameOrdinal, Halt, HaltCode, Heartbeat, Lsn, PositionReport,
+    Body, CommitTime, FrameKind, FrameOrdinal, Heartbeat, Lsn, PositionReport,
 };
 
 use super::positions::Belief;
 use super::sequencer::Advance;
-use super::{Command, Machine, Phase, ProbeAnswer, Restart, Settings};
+use super::{Command, Machine, Phase, ProbeAnswer, Settings};
 use crate::Acknowledge;
 
 /// Feedback goes out at least this often, and an idle relay asks the source for its position this
@@ -39,6 +39,10 @@ pub(super) struct Progress {
     /// A report is being checked against the stream; later ones replace the waiting one.
     checking: bool,
     shutdown: Option<Shutdown>,
+    /// Since when nothing but open transactions fills the stream.
+    pub(super) stuck_since: Option<Duration>,
+    /// Why open transactions are being given up.
+    pub(super) giving_up: &'static str,
 }
 
 /// Reply-requested keepalives with an unchanged end, while the confirmed position stands still.
@@ -66,6 +70,8 @@ impl Progress {
             report_at: now,
             checking: false,
             shutdown: None,
+            stuck_since: None,
+            giving_up: "",
         }
     }
 
@@ -210,96 +216,6 @@ impl Machine {
                 out,
             );
         }
-    }
-
-    /// Keeps open transactions from filling the stream: above their budget they are aborted and
-    /// read again after their commit (C12).
-    pub(super) fn check_budget(&mut self, now: Duration, out: &mut Vec<Command>) {
-        if self.phase != Phase::Streaming {
-            return;
-        }
-        let streamed = self.assembler.streamed.stored();
-        let large = self.assembler.large().map_or(0, |(_, stored)| stored);
-        let max = self.frames.space.max_bytes();
-        let budget = self.settings.open_bytes.or(max.map(|max| max / 2));
-        let over = budget.is_some_and(|budget| streamed > budget);
-        // A large committed transaction and open ones that together leave no room: nothing can
-        // ever be applied and trimmed.
-        let wedged = self.frames.is_held()
-            && streamed > 0
-            && streamed + large >= self.frames.space.data_limit();
-        if !over && !wedged {
-            return;
-        }
-        self.phase = Phase::Aborting;
-        let sent = self.frames.drop_unsent();
-        self.assembler.abort_all(sent, &mut self.frames);
-        self.frames.pump(now, out);
-        if self.frames.is_idle() {
-            self.finish_aborting(out);
-        }
-    }
-
-    pub(super) fn finish_aborting(&mut self, out: &mut Vec<Command>) {
-        if !self.frames.is_idle() {
-            return;
-        }
-        let subject = self.settings.flow.open_filter(self.frames.incarnation());
-        out.push(Command::Purge {
-            subject,
-            // The tail stays, whatever it is: it is what the next incarnation continues.
-            below: self.frames.acknowledged().sequence,
-        });
-        self.end(
-            Restart {
-                reason: "open transactions exceed their budget in the stream; large ones are \
-                         read after their commit"
-                    .to_owned(),
-                streaming_off: true,
-            },
-            out,
-        );
-    }
-
-    /// Removes what is certainly garbage, once another frame has become the tail.
-    pub(super) fn purge_garbage(&mut self, out: &mut Vec<Command>) {
-        let tail = self.frames.acknowledged().sequence;
-        let incarnation = self.frames.incarnation();
-        let flow = &self.settings.flow;
-        self.assembler.chunks.garbage.retain(|(xid, sequence)| {
-            if *sequence >= tail {
-                return true;
-            }
-            out.push(Command::Purge {
-                subject: flow.open_subject(incarnation, *xid),
-                below: tail,
-            });
-            false
-        });
-    }
-
-    /// The halt that a larger limit ends by itself (C12).
-    pub(super) fn too_small(&self) -> Option<Halt> {
-        let acknowledged = self.frames.acknowledged().sequence;
-        let closed = self.assembler.chunks.closed;
-        let closed = closed.filter(|(_, _, manifest)| *manifest > acknowledged);
-        let (xid, stored) = self
-            .assembler
-            .large()
-            .or(closed.map(|(xid, stored, _)| (xid, stored)))?;
-        let limit = self.frames.space.data_limit();
-        if !self.frames.is_held() || stored <= limit {
-            return None;
-        }
-        Some(Halt::new(
-            HaltCode::StreamTooSmall,
-            format!(
-                "transaction {xid} needs more than the {limit} bytes that the stream has for \
-                 data; {stored} bytes of it have been read so far"
-            ),
-            "raise nats.max_bytes above the size of the transaction; the relay then goes on by \
-             itself",
-        ))
     }
 
     /// Why nothing moves.

@@ -13,7 +13,7 @@ pub(super) struct Streamed {
     /// The transaction whose block is being received; not in `open` meanwhile.
     block: Option<Box<Open>>,
     open: HashMap<Xid, Box<Open>>,
-    /// Bytes in the unfinished chunks of `open`, and what they may be (C18).
+    /// Memory of `open` that publishing would free, and what it may be (C18).
     unfinished: usize,
     budget: usize,
 }
@@ -48,24 +48,22 @@ impl Streamed {
         all.map(|open| open.stored).sum()
     }
 
+    /// What all that was rolled back takes in memory until their commits.
+    pub(super) fn aborted_bytes(&self) -> usize {
+        let all = self.open.values().chain(&self.block);
+        all.map(|open| size_of_val(open.aborted.ranges())).sum()
+    }
+
     /// A block begins.
     pub(super) fn start(&mut self, xid: Xid) {
         let open = self.take(xid);
         self.block = Some(open.unwrap_or_else(|| Box::new(Open::new(xid, true))));
     }
 
-    /// A block ends; when unfinished chunks are too many, the fullest are closed early (C18).
+    /// A block ends.
     pub(super) fn stop(&mut self, chunks: &mut Chunks, frames: &mut Sequencer) {
         if let Some(open) = self.block.take() {
-            self.put(open);
-        }
-        while self.unfinished > self.budget {
-            let fullest = self.open.values_mut().max_by_key(|open| open.buffer.len());
-            let Some(open) = fullest else {
-                return;
-            };
-            self.unfinished -= open.buffer.len();
-            chunks.cut(open, frames);
+            self.put(open, chunks, frames);
         }
     }
 
@@ -89,13 +87,13 @@ impl Streamed {
         if open.unwritten.ranges().len() >= RANGES_PER_ABORT {
             chunks.write_aborts(&mut open, frames);
         }
-        self.put(open);
+        self.put(open, chunks, frames);
     }
 
     /// Takes a transaction out.
     pub(super) fn take(&mut self, xid: Xid) -> Option<Box<Open>> {
         let open = self.open.remove(&xid)?;
-        self.unfinished -= open.buffer.len();
+        self.unfinished -= open.unfinished();
         Some(open)
     }
 
@@ -108,8 +106,24 @@ impl Streamed {
         all
     }
 
-    fn put(&mut self, open: Box<Open>) {
-        self.unfinished += open.buffer.len();
+    /// Puts a transaction back; when they all take too much, the fullest are published early
+    /// (C18).
+    fn put(&mut self, open: Box<Open>, chunks: &mut Chunks, frames: &mut Sequencer) {
+        self.unfinished += open.unfinished();
         self.open.insert(open.xid, open);
+        while self.unfinished > self.budget {
+            let fullest = self.open.values_mut().max_by_key(|open| open.unfinished());
+            let Some(open) = fullest else {
+                return;
+            };
+            let before = open.unfinished();
+            chunks.cut(open, frames);
+            chunks.write_aborts(open, frames);
+            let freed = before - open.unfinished();
+            if freed == 0 {
+                return;
+            }
+            self.unfinished -= freed;
+        }
     }
 }

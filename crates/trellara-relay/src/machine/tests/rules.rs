@@ -14,21 +14,21 @@ use crate::machine::{
     TailAnswer,
 };
 
-const START: Lsn = Lsn(0x1000);
+pub(super) const START: Lsn = Lsn(0x1000);
 
 /// A machine and a stream, driven by hand; everything published is stored and acknowledged unless
 /// the test says otherwise.
-struct Hand {
-    machine: Machine,
-    stream: Stream,
-    now: Duration,
+pub(super) struct Hand {
+    pub(super) machine: Machine,
+    pub(super) stream: Stream,
+    pub(super) now: Duration,
     /// What the machine said besides publishing.
-    said: Vec<Command>,
+    pub(super) said: Vec<Command>,
     held: Option<Vec<Publish>>,
 }
 
 impl Hand {
-    fn new(settings: Settings) -> Self {
+    pub(super) fn new(settings: Settings) -> Self {
         Self::resuming(settings, Stream::new(START), START)
     }
 
@@ -57,7 +57,7 @@ impl Hand {
         self.carry_out(out);
     }
 
-    fn event(&mut self, event: Event<'_>) {
+    pub(super) fn event(&mut self, event: Event<'_>) {
         let mut out = Vec::new();
         self.machine.handle(self.now, event, &mut out);
         self.carry_out(out);
@@ -92,7 +92,7 @@ impl Hand {
         });
     }
 
-    fn send(&mut self, walsender: &mut Walsender<'_>) {
+    pub(super) fn send(&mut self, walsender: &mut Walsender<'_>) {
         let payloads = walsender.next().expect("the script goes on");
         for payload in payloads {
             self.event(Event::CopyData(&payload));
@@ -100,7 +100,7 @@ impl Hand {
         self.event(Event::GulpEnd);
     }
 
-    fn kinds(&self) -> Vec<FrameKind> {
+    pub(super) fn kinds(&self) -> Vec<FrameKind> {
         (1..=self.stream.0.len())
             .map(|at| self.stream.frame(at).body.kind())
             .collect()
@@ -122,7 +122,7 @@ impl Hand {
     }
 }
 
-fn rows(count: usize, bytes: usize) -> Vec<Row> {
+pub(super) fn rows(count: usize, bytes: usize) -> Vec<Row> {
     (0..count)
         .map(|_| Row {
             table: 1,
@@ -230,32 +230,6 @@ fn c04_a_source_that_shuts_down_is_probed_and_let_go() {
     assert!(!hand.machine.is_over(), "it only was slow");
     hand.event(Event::Probed(ProbeAnswer::ShuttingDown));
     assert!(hand.machine.is_over());
-}
-
-#[test]
-fn c12_open_transactions_above_their_budget_are_aborted_and_purged() {
-    let mut settings = settings(Acknowledge::Published);
-    settings.open_bytes = Some(4_000);
-    let block = Step::Block {
-        xid: 700,
-        subxid: 700,
-        rows: rows(40, 100),
-    };
-    let script = Script {
-        steps: vec![block.clone(), block],
-    };
-    let mut walsender = Walsender::new(&script, START);
-    let mut hand = Hand::new(settings);
-    hand.send(&mut walsender);
-    let last = hand.stream.frame(hand.stream.0.len());
-    assert!(matches!(last.body, Body::Abort(abort) if abort.whole));
-    let ends = &hand.said[hand.said.len() - 2..];
-    let tail = StreamSequence(hand.stream.0.len() as u64);
-    assert!(
-        matches!(&ends[0], Command::Purge { below, .. } if *below == tail),
-        "the tail stays: {ends:?}"
-    );
-    assert!(matches!(&ends[1], Command::Restart(restart) if restart.streaming_off));
 }
 
 #[test]
@@ -529,27 +503,6 @@ fn c03_published_halts_only_after_its_own_marker() {
     let hand = Hand::resuming(settings(Acknowledge::Published), stream, Lsn(0x5000));
     assert_eq!(hand.kinds().last(), Some(&FrameKind::Marker));
     assert_eq!(hand.halted(), Some(HaltCode::StreamLostTail));
-}
-
-#[test]
-fn c18_unfinished_chunks_share_one_budget() {
-    let block = |xid| Step::Block {
-        xid,
-        subxid: xid,
-        rows: rows(2, 80),
-    };
-    let script = Script {
-        steps: (700..720).map(block).collect(),
-    };
-    let mut walsender = Walsender::new(&script, START);
-    let mut hand = Hand::new(settings(Acknowledge::Published));
-    for _ in 0..20 {
-        hand.send(&mut walsender);
-    }
-    let chunks = hand.kinds();
-    let chunks = chunks.iter().filter(|kind| **kind == FrameKind::Chunk);
-    // 20 transactions of about 200 bytes, 700 of which may stay unfinished.
-    assert!(chunks.count() >= 15);
 }
 
 #[test]
