@@ -78,16 +78,16 @@ pub(crate) struct Attempt<'a> {
 }
 
 impl<'a> Attempt<'a> {
-    /// Connects to the target, takes the lane, reads the verdict, and finds the place in the
-    /// stream; in this order (C32).
+    /// With a connection to the target, takes the lane, reads the verdict, and finds the place in
+    /// the stream; in this order (C32).
     pub(crate) async fn begin(
+        target: TargetSession,
         options: &'a ApplierOptions,
         broker: &'a Broker,
         cancel: &'a CancellationToken,
         status: &'a ApplierStatus,
         instance: &str,
     ) -> Result<Self, Trouble> {
-        let target = TargetSession::connect(options).await?;
         let name = format!("trellara applier, process {}", std::process::id());
         let who = Claimant {
             flow: &options.flow,

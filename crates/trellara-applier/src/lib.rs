@@ -33,6 +33,7 @@ mod status;
 mod target;
 mod trim;
 mod trouble;
+mod watch;
 
 pub use execute::{
     APPLY_SETTINGS, Applied, ApplyError, ApplyErrorDetails, ApplyErrorKind, Executor,

@@ -11,6 +11,7 @@ use trellara_jetstream::Broker;
 use crate::attempt::Attempt;
 use crate::metric;
 use crate::options::{ApplierOptions, HaltPolicy};
+use crate::session::TargetSession;
 use crate::status::{ApplierState, ApplierStatus};
 use crate::trouble::{Cure, Trouble};
 
@@ -96,9 +97,16 @@ async fn attempt(
         return Trouble::Cancelled;
     }
     let work = async {
-        let mut attempt =
-            Box::pin(Attempt::begin(options, broker, cancel, status, instance)).await?;
-        Box::pin(attempt.work()).await
+        let (target, watch) = TargetSession::connect(options).await?;
+        let watched = async {
+            let beginning = Attempt::begin(target, options, broker, cancel, status, instance);
+            let mut attempt = Box::pin(beginning).await?;
+            Box::pin(attempt.work()).await
+        };
+        tokio::select! {
+            ended = watched => ended,
+            lost = watch.lost() => Err(lost),
+        }
     };
     let overdue = async {
         cancel.cancelled().await;

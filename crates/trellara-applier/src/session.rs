@@ -1,5 +1,8 @@
 //! A session on the target that may apply: connected, set up, and sure of what it talks to.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use tokio::sync::mpsc;
 use tokio_postgres::Client;
 use trellara_envelope::{FlowName, Halt, HaltCode};
@@ -10,6 +13,11 @@ use crate::execute::APPLY_SETTINGS;
 use crate::options::{ApplierOptions, RoleReplica};
 use crate::schema::{self, TargetIdentity};
 use crate::trouble::Trouble;
+use crate::watch::{Backend, Watch};
+
+/// For the statements that make a new session fit: none of them waits for anybody, and no watch is
+/// over it yet.
+const FITTING: Duration = Duration::from_secs(30);
 
 /// Time limits of other people end our transactions in the middle: off. A dead peer is found by
 /// the kernel's keepalive within about half a minute instead of two hours (C34). Names that this
@@ -32,7 +40,7 @@ SELECT set_config('synchronous_commit', 'on', false) \
 
 /// A session that may apply.
 pub(crate) struct TargetSession {
-    pub(crate) session: Session,
+    pub(crate) session: Arc<Session>,
     pub(crate) identity: TargetIdentity,
     /// Whether it runs under the replica role.
     pub(crate) replica: bool,
@@ -44,14 +52,25 @@ impl TargetSession {
         &self.session.client
     }
 
-    /// Connects and makes the session fit for applying; the lane is not taken yet.
-    pub(crate) async fn connect(options: &ApplierOptions) -> Result<Self, Trouble> {
+    /// Connects and makes the session fit for applying; the lane is not taken yet. Nothing may wait
+    /// for the session without its watch.
+    pub(crate) async fn connect(options: &ApplierOptions) -> Result<(Self, Watch), Trouble> {
         let target = options
             .target
             .clone()
             .with_application_name(&format!("trellara applier {}", options.flow));
-        let mut session = Session::connect(&target).await?;
+        let session = Session::connect(&target).await?;
+        match tokio::time::timeout(FITTING, Self::fit(session, options)).await {
+            Ok(fitted) => fitted,
+            Err(_) => Err(Trouble::passing(
+                "the target took our session and fell silent",
+            )),
+        }
+    }
+
+    async fn fit(mut session: Session, options: &ApplierOptions) -> Result<(Self, Watch), Trouble> {
         let client = &session.client;
+        let backend = Backend::of(client).await?;
         for (name, value) in APPLY_SETTINGS {
             client
                 .execute("SELECT set_config($1, $2, false)", &[name, value])
@@ -68,12 +87,20 @@ impl TargetSession {
         let notifications = session
             .take_notifications()
             .ok_or_else(|| Trouble::passing("the session gave no notifications"))?;
-        Ok(Self {
+        let session = Arc::new(session);
+        let watch = Watch::new(
+            Arc::clone(&session),
+            backend,
+            &options.target,
+            &options.flow,
+        );
+        let fitted = Self {
             session,
             identity,
             replica,
             notifications,
-        })
+        };
+        Ok((fitted, watch))
     }
 }
 

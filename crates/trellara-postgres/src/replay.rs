@@ -8,7 +8,10 @@
 use std::collections::HashMap;
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
 
 use bytes::{Buf, BufMut, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -22,6 +25,35 @@ pub(crate) struct Replay {
     /// To be read before anything from the transport.
     prepared: BytesMut,
     swallowing: Swallow,
+    heard: Arc<Heard>,
+}
+
+/// When the server was last heard, whatever it said.
+#[derive(Debug)]
+pub(crate) struct Heard {
+    begun: Instant,
+    /// Microseconds after `begun`.
+    last: AtomicU64,
+}
+
+impl Heard {
+    pub(crate) fn new() -> Self {
+        Self {
+            begun: Instant::now(),
+            last: AtomicU64::new(0),
+        }
+    }
+
+    /// How long ago that was.
+    pub(crate) fn ago(&self) -> Duration {
+        let last = Duration::from_micros(self.last.load(Ordering::Relaxed));
+        self.begun.elapsed().saturating_sub(last)
+    }
+
+    fn now(&self) {
+        let micros = u64::try_from(self.begun.elapsed().as_micros()).unwrap_or(u64::MAX);
+        self.last.store(micros, Ordering::Relaxed);
+    }
 }
 
 /// How much of the client's startup packet has yet to be swallowed.
@@ -33,7 +65,7 @@ enum Swallow {
 }
 
 impl Replay {
-    pub(crate) fn new(established: Established) -> Self {
+    pub(crate) fn new(established: Established, heard: Arc<Heard>) -> Self {
         let Established { wire, pid, secret } = established;
         let mut prepared = answers(&wire.parameters, pid, secret);
         prepared.extend_from_slice(&wire.unread);
@@ -41,6 +73,7 @@ impl Replay {
             transport: wire.transport,
             prepared,
             swallowing: Swallow::Length(Vec::with_capacity(4)),
+            heard,
         }
     }
 }
@@ -103,7 +136,12 @@ impl AsyncRead for Replay {
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         if this.prepared.is_empty() {
-            return Pin::new(&mut this.transport).poll_read(cx, buf);
+            let before = buf.filled().len();
+            let polled = Pin::new(&mut this.transport).poll_read(cx, buf);
+            if buf.filled().len() > before {
+                this.heard.now();
+            }
+            return polled;
         }
         let count = this.prepared.len().min(buf.remaining());
         buf.put_slice(&this.prepared[..count]);

@@ -3,15 +3,17 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::BytesMut;
 use postgres_protocol::message::frontend;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{mpsc, watch};
+use tokio::task::AbortHandle;
 use tokio_postgres::{AsyncMessage, Connection, NoTls};
 
 use crate::connect::{Connected, connect};
-use crate::replay::Replay;
+use crate::replay::{Heard, Replay};
 use crate::socket::{Endpoint, Socket};
 use crate::startup::{Attempt, Encryption, Purpose};
 use crate::{ConnectError, ConnectErrorKind, ConnectOptions, Fault, Host, fault};
@@ -81,6 +83,8 @@ pub struct Session {
     version: ServerVersion,
     parameters: HashMap<String, String>,
     cancel: CancelHandle,
+    heard: Arc<Heard>,
+    driver: AbortHandle,
 }
 
 impl fmt::Debug for Session {
@@ -117,10 +121,11 @@ impl Session {
             pid: established.pid,
             secret: established.secret,
         };
+        let heard = Arc::new(Heard::new());
         let (client, connection) = tokio_postgres::Config::new()
             .user(options.user())
             .ssl_mode(tokio_postgres::config::SslMode::Disable)
-            .connect_raw(Replay::new(established), NoTls)
+            .connect_raw(Replay::new(established, Arc::clone(&heard)), NoTls)
             .await
             .map_err(|error| ConnectError {
                 kind: ConnectErrorKind::Protocol,
@@ -131,7 +136,7 @@ impl Session {
             })?;
         let (notify, notifications) = mpsc::channel(NOTIFICATIONS_MAX);
         let (ending, ended) = watch::channel(None);
-        tokio::spawn(drive(connection, notify, ending));
+        let driver = tokio::spawn(drive(connection, notify, ending)).abort_handle();
         Ok(Session {
             client,
             notifications: Some(notifications),
@@ -139,6 +144,8 @@ impl Session {
             version,
             parameters,
             cancel,
+            heard,
+            driver,
         })
     }
 
@@ -162,6 +169,17 @@ impl Session {
     /// Why the connection ended; `None` while it lives and when it ended in peace.
     pub fn end_reason(&self) -> Option<Fault> {
         self.ended.borrow().clone()
+    }
+
+    /// How long ago the server last said anything. A session that nobody asks is silent too.
+    pub fn silent_for(&self) -> Duration {
+        self.heard.ago()
+    }
+
+    /// Ends a session whose server is gone, without waiting for what it still owes: a dropped
+    /// session otherwise stays until its last statement is answered.
+    pub fn abandon(&self) {
+        self.driver.abort();
     }
 
     /// The notifications of this session; the first caller gets them.

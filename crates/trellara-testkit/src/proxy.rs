@@ -41,6 +41,8 @@ pub enum Side {
     Client,
     /// Only the server is reset; the client's connection stays open and silent.
     Server,
+    /// Nobody: both connections stay open and silent.
+    Neither,
 }
 
 /// How one direction behaves; applies to open and new connections at once.
@@ -160,7 +162,8 @@ impl Proxy {
         self.set(Direction::ToClient, Rules::default());
     }
 
-    /// Resets every open connection; what was held back is lost.
+    /// Resets every open connection on this side; what was held back is lost, and nothing passes on
+    /// them any more.
     pub fn cut(&self, side: Side) {
         // Nobody listens when there is no connection, and that is as good as cut.
         let _ = self.shared.cut.send(side);
@@ -279,6 +282,10 @@ async fn connection(
         Some(Side::Server) => {
             reset(server);
             until_next_cut(client, &mut cut).await;
+        }
+        Some(Side::Neither) => {
+            until_next_cut(client, &mut cut).await;
+            reset(server);
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Ordinary sessions: settings, notices, endings, faults, positions.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use futures_util::FutureExt;
 use tokio::time::timeout;
 use trellara_postgres::settle::{SettleError, Snapshot, settle};
 use trellara_postgres::sqlstate::ErrorClass;
@@ -115,6 +116,45 @@ async fn notifications_arrive_and_the_end_is_noticed() {
         .simple_query("SELECT 1")
         .await
         .expect_err("it is gone");
+    assert_eq!(fault(&error).class, ErrorClass::Passing);
+}
+
+#[tokio::test]
+async fn a_session_is_silent_until_it_is_answered_and_ends_without_an_answer() {
+    let server = server(18);
+    let options = server.options("user=scram password=secret sslmode=require");
+    let blocker = Session::connect(&options).await.expect("connect");
+    let lock = "SELECT pg_advisory_lock(7)";
+    blocker.client.batch_execute(lock).await.expect("free");
+    let session = Session::connect(&options).await.expect("connect");
+    let blocked = session.client.batch_execute(lock);
+    tokio::pin!(blocked);
+    let silent = async {
+        while session.silent_for() < Duration::from_millis(300) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::select! {
+        biased;
+        answered = &mut blocked => panic!("{answered:?}"),
+        () = silent => {}
+    }
+    let unlocked = Instant::now();
+    let unlock = "SELECT pg_advisory_unlock(7)";
+    blocker.client.batch_execute(unlock).await.expect("unlock");
+    let answered = timeout(LIMIT, &mut blocked).await.expect("in time");
+    answered.expect("locked");
+    assert!(session.silent_for() < unlocked.elapsed());
+
+    let unanswered = blocker.client.batch_execute(lock);
+    tokio::pin!(unanswered);
+    assert!((&mut unanswered).now_or_never().is_none());
+    blocker.abandon();
+    timeout(LIMIT, blocker.closed())
+        .await
+        .expect("the end does not wait for the answer");
+    let answered = timeout(LIMIT, unanswered).await.expect("in time");
+    let error = answered.expect_err("nobody answers");
     assert_eq!(fault(&error).class, ErrorClass::Passing);
 }
 
