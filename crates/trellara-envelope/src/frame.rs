@@ -151,11 +151,12 @@ impl Marker {
 /// One table of the publication.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PublicationMember {
-    /// `pg_publication_rel.oid`; 0 for a member by schema or FOR ALL TABLES.
+    /// Oid of the row of `pg_publication_rel`, or of `pg_publication_namespace` for a member by
+    /// schema, that makes it one; 0 with FOR ALL TABLES.
     pub member: Oid,
     /// The table's oid.
     pub relation: Oid,
-    /// Digest of schema, name, row filter and column list.
+    /// Digest of row filter and column list, and of whether it is a member only as a partition.
     pub definition: FrameDigest,
 }
 

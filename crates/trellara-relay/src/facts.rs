@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 
 use bytes::Bytes;
-use trellara_envelope::{Body, FlowName, Frame, Lane, Marker, Oid, SourceHistory, StreamSequence};
+use trellara_envelope::{
+    Body, FlowName, Frame, Lane, Marker, Oid, PublicationMember, SourceHistory, StreamSequence,
+};
 use trellara_jetstream::read::{Reader, StoredFrameBytes};
 use trellara_jetstream::topology::StreamFacts;
 use trellara_jetstream::{Broker, BrokerError, BrokerErrorKind, topology};
@@ -88,7 +90,7 @@ pub(crate) async fn of_source(
     })
 }
 
-/// The publication as it is now, and which relations of an earlier marker still exist.
+/// The publication as it is now, and which relations of an earlier marker left it.
 pub(crate) async fn members(
     session: &Session,
     options: &SourceOptions,
@@ -97,19 +99,20 @@ pub(crate) async fn members(
     let publication = publication::describe(session, &options.publication)
         .await
         .map_err(|error| fault(&error))?;
-    let gone: Vec<Oid> = known
+    let published: Vec<Oid> = publication
+        .iter()
+        .flat_map(|facts| &facts.members)
+        .map(|member| member.ids.relation)
+        .collect();
+    let gone: Vec<&PublicationMember> = known
         .into_iter()
         .flat_map(|marker| &marker.members)
-        .map(|member| member.relation)
-        .filter(|relation| {
-            let mut members = publication.iter().flat_map(|facts| &facts.members);
-            !members.any(|member| member.ids.relation == *relation)
-        })
+        .filter(|member| !published.contains(&member.relation))
         .collect();
     let existing = if gone.is_empty() {
         BTreeSet::new()
     } else {
-        publication::existing(session, &gone)
+        publication::left_behind(session, &gone, &published)
             .await
             .map_err(|error| fault(&error))?
     };

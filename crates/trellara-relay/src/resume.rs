@@ -9,9 +9,9 @@
 use std::collections::BTreeSet;
 
 use trellara_envelope::{
-    Halt, HaltCode, Lsn, Marker, Oid, PublicationMember, SourceHistory, SourceId,
+    Halt, HaltCode, Incarnation, Lsn, Marker, Oid, PublicationMember, SourceHistory, SourceId,
 };
-use trellara_source::publication::PublicationFacts;
+use trellara_source::publication::{PublicationFacts, members_digest};
 use trellara_source::slot::SlotFacts;
 
 use crate::Acknowledge;
@@ -47,7 +47,7 @@ pub struct Facts {
     pub publication: Option<PublicationFacts>,
     /// The newest marker, if it is still in the stream.
     pub marker: Option<Marker>,
-    /// Which relations of the marker's members still exist.
+    /// Which of the marker's members left the publication although they still exist.
     pub existing: BTreeSet<Oid>,
 }
 
@@ -79,7 +79,7 @@ pub fn decide(facts: &Facts) -> Outcome {
         .and_then(|()| check_past(facts, tail.position))
         .and_then(|()| check_slot(facts, tail.position))
         .and_then(|confirmed| {
-            check_publication(facts)?;
+            check_publication(facts, tail)?;
             Ok(confirmed)
         });
     match checked {
@@ -124,13 +124,14 @@ pub fn compare_members(
             "the publication's operations or partition setting were changed".to_owned(),
         ));
     }
-    for old in known.members.iter().filter(|old| old.member != Oid(0)) {
+    for old in &known.members {
         let member = now
             .members
             .iter()
             .find(|member| member.ids.relation == old.relation);
         let Some(member) = member else {
-            // A table that was dropped has nothing more to say.
+            // A table that was dropped, or a partition that was detached, has nothing more to
+            // say.
             if existing.contains(&old.relation) {
                 return Err(membership(format!(
                     "the table with oid {} left the publication",
@@ -142,6 +143,15 @@ pub fn compare_members(
         if let Some(change) = change(old, &member.ids) {
             return Err(membership(format!("{}: {change}", member.table)));
         }
+    }
+    // A marker has no room for more, and then only its digest speaks for the others.
+    let is_whole = members_digest(&known.members) == known.members_digest;
+    if !is_whole && known.members_digest != now.members_digest() {
+        return Err(membership(format!(
+            "the publication's tables are not the same as before, and it has more than the {} \
+             that are remembered one by one",
+            known.members.len()
+        )));
     }
     Ok(())
 }
@@ -317,12 +327,25 @@ fn check_slot(facts: &Facts, position: Lsn) -> Result<Lsn, Halt> {
         .ok_or_else(|| lost("the replication slot has no position".to_owned()))
 }
 
-fn check_publication(facts: &Facts) -> Result<(), Halt> {
+fn check_publication(facts: &Facts, tail: &Tail) -> Result<(), Halt> {
     let Some(publication) = &facts.publication else {
         return Err(no_publication());
     };
     match &facts.marker {
-        None => Ok(()),
+        // No relay has written to the stream yet.
+        None if tail.incarnation == Incarnation(0) => Ok(()),
+        // The target never trims the newest one.
+        None => Err(Halt::new(
+            HaltCode::Config,
+            format!(
+                "rows may be missing: the marker of incarnation {} is no longer in the stream, \
+                 and nothing else says which tables were published",
+                tail.incarnation
+            ),
+            "copy the tables again; or, when the publication was not changed since the relay last \
+             ran and the target has everything up to the slot's position, delete the stream and \
+             run `trellara setup --new-stream`",
+        )),
         Some(marker) => compare_members(marker, publication, &facts.existing),
     }
 }

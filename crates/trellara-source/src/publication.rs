@@ -116,14 +116,19 @@ impl PublicationFacts {
 
     /// One digest over all members.
     pub fn members_digest(&self) -> FrameDigest {
-        let mut bytes = Vec::with_capacity(self.members.len() * 24);
-        for member in &self.members {
-            bytes.extend_from_slice(&member.ids.member.0.to_be_bytes());
-            bytes.extend_from_slice(&member.ids.relation.0.to_be_bytes());
-            bytes.extend_from_slice(&member.ids.definition.0);
-        }
-        FrameDigest::of(&bytes)
+        members_digest(&self.member_ids())
     }
+}
+
+/// One digest over members; that of [`PublicationFacts::members_digest`] when these are all.
+pub fn members_digest(members: &[PublicationMember]) -> FrameDigest {
+    let mut bytes = Vec::with_capacity(members.len() * 24);
+    for member in members {
+        bytes.extend_from_slice(&member.member.0.to_be_bytes());
+        bytes.extend_from_slice(&member.relation.0.to_be_bytes());
+        bytes.extend_from_slice(&member.definition.0);
+    }
+    FrameDigest::of(&bytes)
 }
 
 /// The publication's facts; `None` when there is none of that name.
@@ -143,18 +148,35 @@ pub async fn describe(
         return Ok(None);
     };
     let oid: u32 = row.get(0);
-    // pg_publication_tables says what is published whatever made it so (table, schema, all);
-    // pg_publication_rel adds the oid that changes when a table leaves and comes back (C06).
+    // pg_publication_tables says what is published whatever made it so (table, schema, all); the
+    // row that made it so has the oid that changes when a table leaves and comes back (C06). A
+    // partition named by its own name may owe its place to what it is a partition of.
     let members = session
         .client
         .query(
-            "SELECT t.schemaname::text, t.tablename::text, c.oid, coalesce(r.oid, 0::oid), \
+            "SELECT t.schemaname::text, t.tablename::text, c.oid, \
+                    coalesce(r.oid, v.oid, 0::oid), \
                     coalesce(pg_catalog.pg_get_expr(r.prqual, r.prrelid), ''), \
-                    coalesce(r.prattrs::text, '') \
+                    coalesce(r.prattrs::text, ''), coalesce(v.inherited, false) \
              FROM pg_catalog.pg_publication_tables t \
              JOIN pg_catalog.pg_namespace n ON n.nspname = t.schemaname \
              JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename \
              LEFT JOIN pg_catalog.pg_publication_rel r ON r.prrelid = c.oid AND r.prpubid = $2 \
+             LEFT JOIN LATERAL ( \
+               SELECT w.oid, w.inherited FROM ( \
+                 SELECT s.oid, false AS inherited FROM pg_catalog.pg_publication_namespace s \
+                  WHERE s.pnpubid = $2 AND s.pnnspid = c.relnamespace \
+                 UNION ALL \
+                 SELECT ar.oid, true FROM pg_catalog.pg_partition_ancestors(c.oid) a \
+                   JOIN pg_catalog.pg_publication_rel ar \
+                     ON ar.prrelid = a.relid AND ar.prpubid = $2 \
+                 UNION ALL \
+                 SELECT s.oid, true FROM pg_catalog.pg_partition_ancestors(c.oid) a \
+                   JOIN pg_catalog.pg_class ac ON ac.oid = a.relid AND ac.oid <> c.oid \
+                   JOIN pg_catalog.pg_publication_namespace s \
+                     ON s.pnpubid = $2 AND s.pnnspid = ac.relnamespace \
+               ) w ORDER BY w.inherited, w.oid LIMIT 1 \
+             ) v ON r.oid IS NULL \
              WHERE t.pubname = $1 ORDER BY c.oid",
             &[&name, &oid],
         )
@@ -178,32 +200,57 @@ fn member(row: &tokio_postgres::Row) -> Member {
     };
     // Names are left out: a table that is renamed is still the same table. Without a column list
     // a new column changes nothing here; the relation's own description says so.
-    let mut definition = Vec::new();
-    for part in [row.get::<_, &str>(4), row.get::<_, &str>(5)] {
-        definition.extend_from_slice(&(part.len() as u64).to_be_bytes());
-        definition.extend_from_slice(part.as_bytes());
-    }
+    let definition = if row.get(6) {
+        definition(&["", "", INHERITED])
+    } else {
+        definition(&[row.get(4), row.get(5)])
+    };
     Member {
         ids: PublicationMember {
             member: Oid(row.get(3)),
             relation: Oid(row.get(2)),
-            definition: FrameDigest::of(&definition),
+            definition,
         },
         table,
     }
 }
 
-/// Which of these relations exist.
-pub async fn existing(
+/// In the definition of a partition that is published because what it belongs to is.
+const INHERITED: &str = "partition";
+
+fn definition(parts: &[&str]) -> FrameDigest {
+    let mut bytes = Vec::new();
+    for part in parts {
+        bytes.extend_from_slice(&(part.len() as u64).to_be_bytes());
+        bytes.extend_from_slice(part.as_bytes());
+    }
+    FrameDigest::of(&bytes)
+}
+
+/// Which of these former members could still have rows that nobody publishes: those that exist.
+/// Not those that are published under the name of what they were attached to, nor those that were
+/// published as a partition of it and are none any more.
+pub async fn left_behind(
     session: &Session,
-    relations: &[Oid],
+    gone: &[&PublicationMember],
+    published: &[Oid],
 ) -> Result<BTreeSet<Oid>, tokio_postgres::Error> {
-    let oids: Vec<u32> = relations.iter().map(|oid| oid.0).collect();
+    let inherited = definition(&["", "", INHERITED]);
+    let (partitions, tables): (Vec<_>, Vec<_>) = gone
+        .iter()
+        .partition(|member| member.definition == inherited);
+    let oids = |members: Vec<&PublicationMember>| -> Vec<u32> {
+        members.iter().map(|member| member.relation.0).collect()
+    };
+    let published: Vec<u32> = published.iter().map(|oid| oid.0).collect();
     let rows = session
         .client
         .query(
-            "SELECT oid FROM pg_catalog.pg_class WHERE oid = ANY($1)",
-            &[&oids],
+            "SELECT c.oid FROM pg_catalog.pg_class c \
+             WHERE (c.oid = ANY($1) OR (c.oid = ANY($2) AND c.relispartition)) \
+               AND NOT EXISTS (SELECT FROM pg_catalog.pg_partition_ancestors(c.oid) a \
+                                WHERE a.relid = ANY($3))",
+            &[&oids(tables), &oids(partitions), &published],
         )
         .await?;
     Ok(rows.iter().map(|row| Oid(row.get(0))).collect())

@@ -290,3 +290,72 @@ fn c06_a_new_member_is_welcome() {
     members.push(new);
     assert!(matches!(decide(&facts), Outcome::GoOn(..)));
 }
+
+#[test]
+fn c06_a_member_by_schema_or_of_all_tables_is_watched_as_well() {
+    for by in [Oid(16_392), Oid(0)] {
+        let by_it = |facts: &mut Facts| {
+            let marker = facts.marker.as_mut().unwrap();
+            marker.members[0].member = by;
+            marker.members_digest = members_digest(&marker.members);
+            facts.publication.as_mut().unwrap().members[0].ids.member = by;
+        };
+        let mut facts = facts();
+        by_it(&mut facts);
+        assert!(matches!(decide(&facts), Outcome::GoOn(..)));
+        let halt = refused(HaltCode::Config, |facts| {
+            by_it(facts);
+            facts.publication.as_mut().unwrap().members.clear();
+            facts.existing.insert(Oid(16_384));
+        });
+        assert!(halt.reason.contains("left the publication"), "{halt}");
+    }
+    refused(HaltCode::Config, |facts| {
+        let marker = facts.marker.as_mut().unwrap();
+        marker.members[0].member = Oid(16_392);
+        marker.members_digest = members_digest(&marker.members);
+        facts.publication.as_mut().unwrap().members[0].ids.member = Oid(16_393);
+    });
+}
+
+#[test]
+fn c06_without_the_newest_marker_nobody_knows_the_members() {
+    let without = |incarnation| {
+        move |facts: &mut Facts| {
+            facts.marker = None;
+            let StreamEnd::At(tail, _) = &mut facts.stream else {
+                unreachable!("set above")
+            };
+            tail.incarnation = incarnation;
+        }
+    };
+    let halt = refused(HaltCode::Config, without(Incarnation(3)));
+    assert!(halt.reason.contains("incarnation 3"), "{halt}");
+    let mut first = facts();
+    without(Incarnation(0))(&mut first);
+    assert!(
+        matches!(decide(&first), Outcome::GoOn(..)),
+        "a relay's first start finds genesis only"
+    );
+}
+
+#[test]
+fn c06_members_that_a_marker_has_no_room_for_are_watched_by_their_digest() {
+    let crowded = |facts: &mut Facts| {
+        let members = &mut facts.publication.as_mut().unwrap().members;
+        let mut more = members[0].clone();
+        more.ids.relation = Oid(20_000);
+        more.ids.member = Oid(20_001);
+        members.push(more);
+        let digest = facts.publication.as_ref().unwrap().members_digest();
+        facts.marker.as_mut().unwrap().members_digest = digest;
+    };
+    let mut same = facts();
+    crowded(&mut same);
+    assert!(matches!(decide(&same), Outcome::GoOn(..)));
+    let halt = refused(HaltCode::Config, |facts| {
+        crowded(facts);
+        facts.publication.as_mut().unwrap().members[1].ids.member = Oid(20_002);
+    });
+    assert!(halt.reason.contains("more than"), "{halt}");
+}

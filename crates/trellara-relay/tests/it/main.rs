@@ -5,5 +5,6 @@
 mod cases;
 mod chain;
 mod fencing;
+mod members;
 mod rules;
 mod world;

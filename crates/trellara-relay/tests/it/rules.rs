@@ -67,7 +67,8 @@ async fn a_missing_slot_or_stream_is_refused_by_name() {
     assert!(halt.hint.contains("trellara setup"), "{halt}");
 }
 
-/// The applier trims genesis, markers and all: the last frame alone says where to go on.
+/// The applier trims everything but the newest marker and the newest transaction: the last frame
+/// says where to go on, and the marker which tables there were. Without it nobody knows (C06).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_trimmed_stream_without_genesis_goes_on() {
     let mut world = World::new(Wishes::default(), TABLE).await;
@@ -79,7 +80,13 @@ async fn a_trimmed_stream_without_genesis_goes_on() {
     let flow = &world.options.flow;
     let reader = Reader::new(&world.broker, &flow.stream());
     let last = reader.end().await.expect("an answer").last_sequence;
-    trim::purge_to(&world.broker, &flow.stream(), &flow.all_subjects(), last)
+    let marker = reader.last_on(&flow.mark_subject()).await;
+    let marker = marker.expect("an answer").expect("a marker").sequence;
+    trim::purge_to(&world.broker, &flow.stream(), &flow.mark_subject(), marker)
+        .await
+        .expect("trimmed");
+    let beats = flow.beat_subject();
+    trim::purge_to(&world.broker, &flow.stream(), &beats, last)
         .await
         .expect("trimmed");
     let relay = world.start();
@@ -87,6 +94,16 @@ async fn a_trimmed_stream_without_genesis_goes_on() {
     world.read_changes(&["I t (1, a)", "I t (2, b)"]).await;
     assert_eq!(relay.streaming().await.incarnation, Incarnation(2));
     relay.stop().await;
+    let flow = &world.options.flow;
+    let last = reader.end().await.expect("an answer").last_sequence;
+    trim::purge_to(&world.broker, &flow.stream(), &flow.all_subjects(), last)
+        .await
+        .expect("trimmed");
+    for _ in 0..2 {
+        let halt = world.start().halted().await;
+        assert_eq!(halt.code, HaltCode::Config, "{halt}");
+        assert!(halt.reason.contains("marker of incarnation 2"), "{halt}");
+    }
 }
 
 /// A source that shuts down is let go although nothing can be confirmed to it (C04).
