@@ -585,7 +585,9 @@ async fn half_open_connections_are_noticed() -> Result<()> {
         // The server's end is gone and the client's stays: only new connections work.
         proxy.cut(Side::Server);
         proxy.heal();
+        let begun = Instant::now();
         flow.converges(Duration::from_secs(75)).await?;
+        eprintln!("connection {id} was replaced after {:?}", begun.elapsed());
     }
     Ok(())
 }
@@ -639,6 +641,13 @@ async fn a_silent_target_session_is_replaced_and_its_backend_ended() -> Result<(
         value(&flow.target_admin, HOLDER).await? != holder,
         "the silent session still holds the lane"
     );
+    let applier = flow.applier.as_mut().context("applier")?;
+    for said in [
+        "its backend waits for us while we wait for it",
+        "ending our own earlier session on the target",
+    ] {
+        applier.logged(said, WITHIN).await?;
+    }
 
     // Our end is reset and the server's is not: its backend is in the way of the next session.
     let begun = Instant::now();

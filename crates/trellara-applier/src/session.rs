@@ -59,35 +59,19 @@ impl TargetSession {
             .target
             .clone()
             .with_application_name(&format!("trellara applier {}", options.flow));
-        let session = Session::connect(&target).await?;
-        match tokio::time::timeout(FITTING, Self::fit(session, options)).await {
-            Ok(fitted) => fitted,
-            Err(_) => Err(Trouble::passing(
-                "the target took our session and fell silent",
-            )),
-        }
-    }
-
-    async fn fit(mut session: Session, options: &ApplierOptions) -> Result<(Self, Watch), Trouble> {
-        let client = &session.client;
-        let backend = Backend::of(client).await?;
-        for (name, value) in APPLY_SETTINGS {
-            client
-                .execute("SELECT set_config($1, $2, false)", &[name, value])
-                .await?;
-        }
-        client.batch_execute(LIMITS).await?;
-        client.batch_execute(DURABLE).await?;
-        let identity = schema::identity(client).await?;
-        let replica = take_replica_role(client, options.role_replica).await?;
-        let channel = channel(&options.flow);
-        client
-            .batch_execute(&format!("LISTEN {}", quote::identifier(&channel)))
-            .await?;
+        let mut session = Session::connect(&target).await?;
         let notifications = session
             .take_notifications()
             .ok_or_else(|| Trouble::passing("the session gave no notifications"))?;
         let session = Arc::new(session);
+        let fitted = tokio::time::timeout(FITTING, fit(&session.client, options)).await;
+        let Ok(fitted) = fitted else {
+            session.abandon();
+            return Err(Trouble::passing(
+                "the target took our session and fell silent",
+            ));
+        };
+        let (backend, identity, replica) = fitted?;
         let watch = Watch::new(
             Arc::clone(&session),
             backend,
@@ -102,6 +86,29 @@ impl TargetSession {
         };
         Ok((fitted, watch))
     }
+}
+
+/// Makes a new session fit for applying; says which backend it has, what the target is, and whether
+/// it runs under the replica role.
+async fn fit(
+    client: &Client,
+    options: &ApplierOptions,
+) -> Result<(Backend, TargetIdentity, bool), Trouble> {
+    let backend = Backend::of(client).await?;
+    for (name, value) in APPLY_SETTINGS {
+        client
+            .execute("SELECT set_config($1, $2, false)", &[name, value])
+            .await?;
+    }
+    client.batch_execute(LIMITS).await?;
+    client.batch_execute(DURABLE).await?;
+    let identity = schema::identity(client).await?;
+    let replica = take_replica_role(client, options.role_replica).await?;
+    let channel = channel(&options.flow);
+    client
+        .batch_execute(&format!("LISTEN {}", quote::identifier(&channel)))
+        .await?;
+    Ok((backend, identity, replica))
 }
 
 /// The channel on which a waiter asks for the position to be written down at once: payload

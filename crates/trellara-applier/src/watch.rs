@@ -18,7 +18,7 @@ use crate::trouble::Trouble;
 const QUIET: Duration = Duration::from_secs(20);
 /// An answer that takes longer stands behind a statement that takes long, or never comes.
 const ANSWER: Duration = Duration::from_secs(10);
-/// For connecting and asking one small query.
+/// For connecting, and again for one small query.
 const LOOK: Duration = Duration::from_secs(10);
 /// Between two looks while there is doubt: an answer on its way has come by then.
 const DOUBT: Duration = Duration::from_secs(5);
@@ -194,25 +194,26 @@ impl Watch {
     }
 
     async fn look(&self) -> Sight {
-        match tokio::time::timeout(LOOK, self.look_now()).await {
-            Ok(sight) => sight,
-            Err(_) => Sight::Unreachable(format!("no answer within {} s", LOOK.as_secs())),
-        }
-    }
-
-    async fn look_now(&self) -> Sight {
-        let session = match Session::connect(&self.target).await {
-            Ok(session) => session,
-            Err(error) => return not_connected(&error),
+        let unanswered = || Sight::Unreachable(format!("no answer within {} s", LOOK.as_secs()));
+        let session = match tokio::time::timeout(LOOK, Session::connect(&self.target)).await {
+            Ok(Ok(session)) => session,
+            Ok(Err(error)) => return not_connected(&error),
+            Err(_) => return unanswered(),
         };
         let Backend { pid, started } = self.backend;
-        match session.client.query_opt(ACTIVITY, &[&pid, &started]).await {
-            Ok(None) => Sight::Gone,
-            Ok(Some(row)) => seen(row.get(0), row.get(1), row.get(2), row.get(3)),
-            Err(error) if error.as_db_error().is_some() => {
+        let which: [&(dyn tokio_postgres::types::ToSql + Sync); 2] = [&pid, &started];
+        let asked = session.client.query_opt(ACTIVITY, &which);
+        match tokio::time::timeout(LOOK, asked).await {
+            Ok(Ok(None)) => Sight::Gone,
+            Ok(Ok(Some(row))) => seen(row.get(0), row.get(1), row.get(2), row.get(3)),
+            Ok(Err(error)) if error.as_db_error().is_some() => {
                 Sight::Refused(fault(&error).to_string())
             }
-            Err(error) => Sight::Unreachable(fault(&error).to_string()),
+            Ok(Err(error)) => Sight::Unreachable(fault(&error).to_string()),
+            Err(_) => {
+                session.abandon();
+                unanswered()
+            }
         }
     }
 
