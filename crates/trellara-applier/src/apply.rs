@@ -139,13 +139,14 @@ impl Writer {
         large: Large<'_>,
         to: &Checkpoint,
         source: &Source<'_>,
+        set_wise: bool,
     ) -> Result<Committed, Failure> {
         let begun = Instant::now();
         // Read before the transaction begins: no lock is held while the broker is slow.
         let aborted = chunks::aborted(source.reader, source.options, large).await?;
         client.batch_execute(&self.held.begin()).await?;
         let written = self
-            .write_large(client, from, large, &aborted, to, source)
+            .write_large(client, from, (large, &aborted), to, source, set_wise)
             .await;
         let (checkpoint, changes) = self.end(client, written).await?;
         Ok(Committed {
@@ -160,15 +161,15 @@ impl Writer {
         &mut self,
         client: &Client,
         from: &Checkpoint,
-        large: Large<'_>,
-        aborted: &AbortedSet,
+        (large, aborted): (Large<'_>, &AbortedSet),
         to: &Checkpoint,
         source: &Source<'_>,
+        set_wise: bool,
     ) -> Result<(Checkpoint, u64), Failure> {
         let mut pieces =
             ChunkStream::open(source.broker, source.reader, source.options, large).await?;
         let mut reader = ChangeReader::new(large.manifest.streamed, aborted);
-        let mut executor = self.executor(client, true);
+        let mut executor = self.executor(client, set_wise);
         while let Some(piece) = pieces.next().await? {
             if source.cancel.is_cancelled() {
                 return Err(Failure::Trouble(Trouble::Cancelled));
@@ -183,8 +184,6 @@ impl Writer {
                     .await
                     .map_err(Failure::Change)?;
             }
-            // What was gathered must not outgrow the piece.
-            executor.drain().await.map_err(Failure::Change)?;
         }
         pieces.finish()?;
         reader

@@ -19,14 +19,19 @@ pub(crate) struct Large<'a> {
     pub(crate) sequence: StreamSequence,
 }
 
-/// Reads the abort frames backwards from the last one, and checks them against the manifest.
+/// Ranges gathered before they are merged for the first time.
+const UNMERGED: usize = 1 << 20;
+
+/// Reads the abort frames backwards from the last one, and checks them against the manifest. Their
+/// ranges come in falling order: they are gathered and sorted, not inserted.
 pub(crate) async fn aborted(
     reader: &Reader,
     options: &ApplierOptions,
     large: Large<'_>,
 ) -> Result<AbortedSet, Trouble> {
     let manifest = large.manifest;
-    let mut aborted = AbortedSet::new();
+    let mut ranges = Vec::new();
+    let mut merge_at = UNMERGED;
     let mut at = manifest.last_abort;
     for number in (0..manifest.aborts).rev() {
         let Some(sequence) = at else {
@@ -50,9 +55,14 @@ pub(crate) async fn aborted(
                 .into());
             }
         };
-        aborted.extend(abort.ranges);
+        ranges.extend(abort.ranges);
+        if ranges.len() >= merge_at {
+            ranges = AbortedSet::from_ranges(ranges).ranges().to_vec();
+            merge_at = UNMERGED.max(ranges.len() * 2);
+        }
         at = abort.earlier;
     }
+    let aborted = AbortedSet::from_ranges(ranges);
     if at.is_some() || aborted.digest() != manifest.aborts_digest {
         return Err(damaged(large, "its abort frames do not have the manifest's digest").into());
     }

@@ -1,6 +1,8 @@
 //! Committing what was accepted, and what follows from a durable commit.
 
-use std::time::Instant;
+use std::convert::Infallible;
+use std::future::Future;
+use std::time::{Duration, Instant};
 
 use trellara_envelope::StreamSequence;
 
@@ -9,6 +11,7 @@ use crate::apply::{self, Committed, Failure, Source};
 use crate::batch::Batch;
 use crate::checkpoint::Checkpoint;
 use crate::chunks::Large;
+use crate::report::Reporter;
 use crate::trouble::Trouble;
 
 impl Attempt<'_> {
@@ -17,17 +20,15 @@ impl Attempt<'_> {
         if !self.batch.moved() {
             return Ok(());
         }
-        let committed = self
-            .writer
-            .commit(
-                &self.target.session.client,
-                &self.durable,
-                self.batch.units(),
-                self.batch.to(),
-                true,
-            )
-            .await;
-        match committed {
+        let committing = self.writer.commit(
+            &self.target.session.client,
+            &self.durable,
+            self.batch.units(),
+            self.batch.to(),
+            true,
+        );
+        let every = self.options.report_interval;
+        match reporting(committing, &self.reporter, &self.durable, every).await {
             Ok(committed) => self.committed(committed).await,
             Err(Failure::Change(error))
                 if apply::blames_a_transaction(&error) && !self.batch.units().is_empty() =>
@@ -46,15 +47,15 @@ impl Attempt<'_> {
     /// that fails at the head is named and everything before it is in (C36).
     async fn one_by_one(&mut self) -> Result<(), Trouble> {
         for unit in self.batch.units().to_vec() {
-            let committed = self
-                .writer
-                .commit(
-                    &self.target.session.client,
-                    &self.durable,
-                    std::slice::from_ref(&unit),
-                    &unit.after,
-                    false,
-                )
+            let committing = self.writer.commit(
+                &self.target.session.client,
+                &self.durable,
+                std::slice::from_ref(&unit),
+                &unit.after,
+                false,
+            );
+            let every = self.options.report_interval;
+            let committed = reporting(committing, &self.reporter, &self.durable, every)
                 .await
                 .map_err(|failure| apply::blame(failure, &unit.identity))?;
             self.durable = committed.checkpoint.clone();
@@ -79,26 +80,41 @@ impl Attempt<'_> {
     }
 
     pub(super) async fn apply_large(&mut self, large: Large<'_>) -> Result<(), Trouble> {
+        let identity = large.manifest.identity();
+        let committed = match self.commit_large(large, true).await {
+            Err(Failure::Change(error)) if apply::blames_a_transaction(&error) => {
+                tracing::warn!(
+                    %error, transaction = %identity,
+                    "a large transaction failed; trying it row by row"
+                );
+                self.commit_large(large, false).await
+            }
+            committed => committed,
+        };
+        let committed = committed.map_err(|failure| apply::blame(failure, &identity))?;
+        self.trimmer
+            .transaction_applied(large.incarnation, large.manifest.xid);
+        self.committed(committed).await
+    }
+
+    async fn commit_large(
+        &mut self,
+        large: Large<'_>,
+        set_wise: bool,
+    ) -> Result<Committed, Failure> {
         let source = Source {
             broker: self.broker,
             reader: &self.reader,
             options: self.options,
             cancel: self.cancel,
         };
-        let committed = self
+        let client = &self.target.session.client;
+        let (from, to) = (&self.durable, self.batch.to());
+        let committing = self
             .writer
-            .commit_large(
-                &self.target.session.client,
-                &self.durable,
-                large,
-                self.batch.to(),
-                &source,
-            )
-            .await
-            .map_err(|failure| apply::blame(failure, &large.manifest.identity()))?;
-        self.trimmer
-            .transaction_applied(large.incarnation, large.manifest.xid);
-        self.committed(committed).await
+            .commit_large(client, from, large, to, &source, set_wise);
+        let every = self.options.report_interval;
+        reporting(committing, &self.reporter, from, every).await
     }
 
     async fn committed(&mut self, committed: Committed) -> Result<(), Trouble> {
@@ -131,5 +147,27 @@ impl Attempt<'_> {
                 committed.seconds,
             );
         }
+    }
+}
+
+/// Says where the target stands while a target transaction takes long: silence would make the relay
+/// think that nobody applies.
+async fn reporting<T>(
+    work: impl Future<Output = T>,
+    reporter: &Reporter,
+    durable: &Checkpoint,
+    every: Duration,
+) -> T {
+    tokio::select! {
+        biased;
+        done = work => done,
+        never = report_for_ever(reporter, durable, every) => match never {},
+    }
+}
+
+async fn report_for_ever(reporter: &Reporter, durable: &Checkpoint, every: Duration) -> Infallible {
+    loop {
+        tokio::time::sleep(every).await;
+        reporter.send(durable).await;
     }
 }
