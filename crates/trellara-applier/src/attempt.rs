@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use tokio_util::sync::CancellationToken;
-use trellara_envelope::{Body, Halt, HaltCode, Incarnation, StreamSequence};
+use trellara_envelope::{Body, FrameDigest, Halt, HaltCode, Incarnation, StreamSequence};
 use trellara_jetstream::consume::{Consumer, ConsumerOptions, Delivery};
 use trellara_jetstream::read::Reader;
 use trellara_jetstream::{Broker, BrokerError};
@@ -32,6 +32,8 @@ mod commit;
 /// A request to write progress down at once holds this long: whoever waits asks again, and the
 /// heartbeat waited for may come a moment after the request.
 const ASKED_FOR: Duration = Duration::from_secs(5);
+/// What is known of the target's tables is read again after this long.
+const REREAD: Duration = Duration::from_secs(30);
 /// Consumers positioned anew because of a delivery gap, without a frame accepted in between,
 /// before everything is taken up from the beginning.
 const REPOSITIONS: u32 = 3;
@@ -73,6 +75,8 @@ pub(crate) struct Attempt<'a> {
     /// Incarnations closed by markers in the batch.
     closed: Vec<Incarnation>,
     written: Instant,
+    /// When the target's tables were forgotten last.
+    reread: Instant,
     asked_until: Option<Instant>,
     repositions: u32,
 }
@@ -128,6 +132,7 @@ impl<'a> Attempt<'a> {
             stream: start.stream,
             closed: Vec::new(),
             written: Instant::now(),
+            reread: Instant::now(),
             asked_until: None,
             repositions: 0,
             options,
@@ -188,6 +193,10 @@ impl<'a> Attempt<'a> {
         if self.written.elapsed() >= self.options.idle_checkpoint {
             self.write_down().await?;
         }
+        if self.reread.elapsed() >= REREAD {
+            self.writer.catalog.reread();
+            self.reread = Instant::now();
+        }
         self.reporter.send(&self.durable).await;
         self.trim().await;
         Ok(())
@@ -243,7 +252,7 @@ impl<'a> Attempt<'a> {
             Verdict::Overtaken(halt) => self.overtaken(&opened, halt).await?,
             Verdict::Halt(halt) => {
                 self.write_down().await?;
-                return Err(halt.into());
+                return Err(self.unless_rewritten(halt).await?);
             }
         }
         self.repositions = 0;
@@ -305,7 +314,8 @@ impl<'a> Attempt<'a> {
             }
         }
         let Some(first_missed) = between else {
-            return Err(gap(&self.machine, opened).into());
+            let halt = gap(&self.machine, opened);
+            return Err(self.unless_rewritten(halt).await?);
         };
         self.repositions += 1;
         if self.repositions > REPOSITIONS {
@@ -320,6 +330,25 @@ impl<'a> Attempt<'a> {
         self.status.count_delivery_gap(&self.options.flow);
         self.consumer.reposition(first_missed).await?;
         Ok(())
+    }
+
+    /// A frame does not fit the one read last. When that is no longer in the stream, the broker
+    /// lost frames behind our back and the relay wrote them anew: the marker that continues them
+    /// stands before our place, and beginning anew finds it, or says what is missing (C26).
+    async fn unless_rewritten(&self, halt: Halt) -> Result<Trouble, Trouble> {
+        let (HaltCode::Gap | HaltCode::Fork, Some((sequence, digest))) =
+            (halt.code, self.machine.seen())
+        else {
+            return Ok(halt.into());
+        };
+        let stored = self.reader.get(sequence).await?;
+        if stored.is_some_and(|stored| FrameDigest::of(&stored.payload) == digest) {
+            return Ok(halt.into());
+        }
+        Ok(Trouble::passing(format!(
+            "the stream lost the frame at sequence {sequence} after it was read; finding the place \
+             anew"
+        )))
     }
 
     /// A frame of a writer that had lost the stream stands behind its successor's marker. When a

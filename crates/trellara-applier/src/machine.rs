@@ -127,6 +127,12 @@ impl Machine {
         self.seen.sequence
     }
 
+    /// The last frame accepted, where the stream is known to have held it.
+    pub(crate) fn seen(&self) -> Option<(StreamSequence, FrameDigest)> {
+        let seen = &self.seen;
+        seen.proved.then_some((seen.sequence, seen.digest))
+    }
+
     /// Judges the next frame and, when it is accepted, stands behind it.
     pub fn frame(&mut self, next: &Delivered) -> Verdict {
         let verdict = self.judge(next).unwrap_or_else(Verdict::Halt);

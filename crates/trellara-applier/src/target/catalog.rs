@@ -33,10 +33,16 @@ impl Catalog {
         Self::default()
     }
 
-    /// Forgets all tables and statements, so that they are read and prepared again.
-    pub fn forget(&mut self) {
+    /// Forgets what is known of the tables. A trigger, a constraint or an index that was added on
+    /// the target alone makes no statement fail, yet changes which may be sent.
+    pub(crate) fn reread(&mut self) {
         self.tables.clear();
         self.mappings.clear();
+    }
+
+    /// Forgets all tables and statements, so that they are read and prepared again.
+    pub fn forget(&mut self) {
+        self.reread();
         self.statements.forget();
     }
 

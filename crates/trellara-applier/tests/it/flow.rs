@@ -108,6 +108,25 @@ impl Target {
             .join(" ")
     }
 
+    /// Waits until somebody waits for a lock in this database.
+    pub(crate) async fn blocked(&self) {
+        let wait = async {
+            let sql = "SELECT count(*) FROM pg_locks JOIN pg_database d ON d.oid = database \
+                       WHERE NOT granted AND datname = current_database()";
+            while self
+                .client
+                .query_one(sql, &[])
+                .await
+                .unwrap()
+                .get::<_, i64>(0)
+                == 0
+            {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, wait).await.expect("a wait");
+    }
+
     /// Genesis and intent of a flow that is set up in no stream.
     pub(crate) async fn set_up(&self, flow: &FlowName, genesis: &Checkpoint) {
         let intent = FlowIntent {

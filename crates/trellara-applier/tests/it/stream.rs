@@ -376,3 +376,75 @@ async fn chunks_of_an_applied_transaction_are_purged_and_the_history_stays() {
     assert!(reader.get(StreamSequence(1)).await.unwrap().is_some());
     assert_eq!(flow.target.rows().await, "1:1 2:1 3:1 4:1");
 }
+
+/// The broker loses what the applier has read while it runs, and the relay writes it anew, in other
+/// bundles and beyond the place where the applier reads on.
+#[tokio::test]
+async fn c26_a_running_applier_goes_back_to_the_marker_of_a_rewritten_stream() {
+    // A frame of a newer writer without its marker looks like a gap; one of the same number like a
+    // fork.
+    for newer in [true, false] {
+        let mut flow = Flow::new(18).await;
+        flow.marker().await;
+        flow.bundle(&[&[1]]).await;
+        let mut options = flow.options();
+        // The consumer looks soon why nothing comes.
+        options.stall_timeout = std::time::Duration::from_secs(1);
+        let applier = flow.start_with(options);
+        flow.caught_up().await;
+        // It all happens while a target transaction takes long.
+        let client = &flow.target.client;
+        client
+            .batch_execute("BEGIN; LOCK TABLE public.t")
+            .await
+            .unwrap();
+        flow.bundle(&[&[2]]).await;
+        flow.target.blocked().await;
+        flow.replace_stream(0x100).await;
+        flow.marker().await;
+        if newer {
+            flow.marker().await;
+            flow.bundle(&[&[1], &[2]]).await;
+        } else {
+            flow.bundle(&[&[1], &[2]]).await;
+            flow.heartbeat(0x120).await;
+        }
+        flow.bundle(&[&[3]]).await;
+        flow.target.client.batch_execute("COMMIT").await.unwrap();
+        flow.caught_up().await;
+        assert_eq!(flow.target.rows().await, "1:1 2:1 3:1", "newer {newer}");
+        applier.stop().await;
+    }
+}
+
+/// While somebody's lock holds up a target transaction, the position is still reported.
+#[tokio::test]
+async fn the_position_is_reported_while_a_transaction_takes_long() {
+    let mut flow = Flow::new(18).await;
+    flow.marker().await;
+    flow.bundle(&[&[1]]).await;
+    let applier = flow.start();
+    let before = flow.caught_up().await;
+    for large in [false, true] {
+        flow.target
+            .client
+            .batch_execute("BEGIN; LOCK TABLE public.t")
+            .await
+            .unwrap();
+        if large {
+            flow.large(&[3, 4], |_| {}).await;
+        } else {
+            flow.bundle(&[&[2]]).await;
+        }
+        flow.target.blocked().await;
+        // The first may have been sent before the wait began.
+        for _ in 0..3 {
+            let report = flow.reported(|_| true).await;
+            assert!(report.end_lsn < Lsn(flow.position) && report.epoch == before.epoch);
+        }
+        flow.target.client.batch_execute("COMMIT").await.unwrap();
+        flow.caught_up().await;
+    }
+    applier.stop().await;
+    assert_eq!(flow.target.rows().await, "1:1 2:1 3:1 4:1");
+}
