@@ -16,6 +16,7 @@ mod damage;
 mod identity;
 mod large;
 mod names;
+mod narrow;
 mod promises;
 mod protocol;
 mod quickstart;
