@@ -136,6 +136,9 @@ impl Shared {
             Ok(end) => match ending::stream_end(&end, &self.options.flow) {
                 Ending::Empty => TailAnswer::Gone,
                 Ending::Foreign(reason) => TailAnswer::Foreign(reason),
+                Ending::At(last) if last.at < last.tail.sequence => {
+                    TailAnswer::Before(last.tail, last.at)
+                }
                 Ending::At(last) => TailAnswer::Frame(last.tail),
             },
             Err(error) if *error.kind() == BrokerErrorKind::Missing => TailAnswer::Gone,

@@ -144,7 +144,7 @@ impl Machine {
         let Some(doubt) = &mut self.doubt.now else {
             return Ok(());
         };
-        let tail = match answer {
+        let (tail, at) = match answer {
             TailAnswer::Failed(reason) => {
                 doubt.read_at = Some(now + RETRY_AFTER);
                 doubt.reason = reason;
@@ -161,7 +161,11 @@ impl Machine {
                     "somebody else publishes on the flow's subjects; `trellara inspect` shows it",
                 ));
             }
-            TailAnswer::Frame(tail) => tail,
+            TailAnswer::Frame(tail) => {
+                let at = tail.sequence;
+                (tail, at)
+            }
+            TailAnswer::Before(tail, at) => (tail, at),
         };
         let floor = doubt.floor;
         let ours = self.frames.incarnation();
@@ -175,7 +179,7 @@ impl Machine {
                 "another relay writes this flow; only one is needed",
             ));
         }
-        match self.frames.settle(&tail, floor) {
+        match self.frames.settle(&tail, at, floor) {
             TailVerdict::Ours => {
                 self.doubt.now = None;
                 self.frames.paused = false;

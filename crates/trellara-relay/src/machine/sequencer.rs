@@ -308,9 +308,15 @@ impl Sequencer {
     }
 
     /// Takes the stream's tail for what it says: acknowledges what it proves to be stored and
-    /// marks the rest to be sent again (R4). `floor` is what [`Sequencer::highest`] was when the
+    /// marks the rest to be sent again (R4). `at` is where its frame
+    /// stands, `floor` is what [`Sequencer::highest`] was when the
     /// tail was asked for. Nothing changes when the tail is not ours.
-    pub(super) fn settle(&mut self, tail: &Tail, floor: StreamSequence) -> TailVerdict {
+    pub(super) fn settle(
+        &mut self,
+        tail: &Tail,
+        at: StreamSequence,
+        floor: StreamSequence,
+    ) -> TailVerdict {
         let known = &self.acknowledged;
         if tail.sequence < floor {
             return TailVerdict::Lost;
@@ -318,12 +324,11 @@ impl Sequencer {
         if tail.sequence < self.highest() {
             return TailVerdict::Overtaken;
         }
-        let is_ahead = |sequence: StreamSequence, digest: FrameDigest| {
-            sequence < tail.sequence && digest == tail.digest
-        };
+        let is_it = |sequence, digest| sequence == at && digest == tail.digest;
         let mut frames = self.window.iter();
-        if is_ahead(known.sequence, known.digest)
-            || frames.any(|waiting| is_ahead(waiting.sequence, waiting.digest))
+        if at < tail.sequence
+            && (is_it(known.sequence, known.digest)
+                || frames.any(|waiting| is_it(waiting.sequence, waiting.digest)))
         {
             return TailVerdict::Shifted;
         }

@@ -34,6 +34,9 @@ pub struct Tail {
 pub enum TailAnswer {
     /// The last frame.
     Frame(Tail),
+    /// The last frame, and where it stands: what stood behind it, up to the tail's sequence, was
+    /// removed.
+    Before(Tail, StreamSequence),
     /// There is no stream, or no message in it.
     Gone,
     /// The last message is not a frame of ours; why.

@@ -363,11 +363,27 @@ fn r4_what_was_removed_behind_our_own_frame_begins_another_incarnation() {
         hand.answer(&publish, Outcome::WrongSequence { actual: None });
         // A fenced writer's chunk took the next place and was purged with its incarnation.
         let mut tail = hand.stream.tail();
-        tail.sequence = tail.sequence.next();
-        hand.event(Event::Tail(TailAnswer::Frame(tail)));
+        let at = tail.sequence;
+        tail.sequence = at.next();
+        hand.event(Event::Tail(TailAnswer::Before(tail, at)));
         assert_eq!(hand.halted(), None, "nobody else writes");
         assert!(matches!(hand.said.last(), Some(Command::Restart(_))));
     }
+}
+
+#[test]
+fn r4_our_own_frame_published_again_by_somebody_else_is_a_fork() {
+    let script = one_commit();
+    let mut walsender = Walsender::new(&script, START);
+    let mut hand = Hand::new(settings(Acknowledge::Published));
+    hand.held = Some(Vec::new());
+    hand.send(&mut walsender);
+    let publish = hand.held.replace(Vec::new()).expect("set").remove(0);
+    hand.answer(&publish, Outcome::WrongSequence { actual: None });
+    let mut tail = hand.stream.tail();
+    tail.sequence = tail.sequence.next();
+    hand.event(Event::Tail(TailAnswer::Frame(tail)));
+    assert_eq!(hand.halted(), Some(HaltCode::Fork));
 }
 
 /// A stream with one transaction of the script in it, and the slot fallen back to the start.
