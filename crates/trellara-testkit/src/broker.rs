@@ -60,10 +60,10 @@ pub async fn set_max_bytes(url: &str, stream: &str, max_bytes: i64) -> Result<()
     Ok(())
 }
 
-/// Removes every message below `sequence`.
-pub async fn purge_below(url: &str, stream: &str, sequence: u64) -> Result<()> {
+/// Removes every message on subjects that match `filter` below `sequence`.
+pub async fn purge_below(url: &str, stream: &str, filter: &str, sequence: u64) -> Result<()> {
     let stream = context(url).await?.get_stream(stream).await?;
-    stream.purge().sequence(sequence).await?;
+    stream.purge().filter(filter).sequence(sequence).await?;
     Ok(())
 }
 
