@@ -661,3 +661,47 @@ async fn a_silent_target_session_is_replaced_and_its_backend_ended() -> Result<(
     );
     Ok(())
 }
+
+/// PostgreSQL streams a subtransaction of which it had spilled more than 4096 changes, but not its
+/// rollback: found by killing the relay inside a large transaction. It happens when exactly one
+/// block follows what was spilled, so the rows behind the restart come in several sizes.
+async fn a_spilled_subtransaction_stays_undone(version: u32) -> Result<()> {
+    let options = GroundOptions::version(version).source("logical_decoding_work_mem", "64kB");
+    let (_ground, mut flow) = ground(options, KEYLESS, "source.acknowledge: published").await?;
+    let client = compare::connect(&flow.source_admin).await?;
+    for rows in [100, 200, 300, 400, 500] {
+        client
+            .batch_execute(
+                "BEGIN; INSERT INTO public.log VALUES (1, 'kept'); SAVEPOINT a;
+                 INSERT INTO public.log SELECT g, 'undone' FROM generate_series(1, 20000) g",
+            )
+            .await?;
+        // Another transaction lets the confirmed position pass those rows.
+        run(&flow.source_admin, &["INSERT INTO log VALUES (2, 'other')"]).await?;
+        let passed = value(&flow.source_admin, "SELECT pg_current_wal_lsn()").await?;
+        let confirmed = format!(
+            "SELECT confirmed_flush_lsn >= '{passed}' FROM pg_replication_slots WHERE slot_name = 'trellara_cases'"
+        );
+        until(&flow.source_admin, &confirmed, "t", WITHIN).await?;
+        flow.relay.as_mut().context("relay")?.kill()?;
+        flow.start_relay()?.logged("took the slot", WITHIN).await?;
+        client
+            .batch_execute(&format!(
+                "INSERT INTO public.log SELECT g, 'undone too' FROM generate_series(1, {rows}) g;
+                 ROLLBACK TO a; INSERT INTO public.log VALUES (3, 'kept too'); COMMIT"
+            ))
+            .await?;
+        flow.converges(WITHIN).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_spilled_subtransaction_stays_undone_on_15() -> Result<()> {
+    a_spilled_subtransaction_stays_undone(15).await
+}
+
+#[tokio::test]
+async fn a_spilled_subtransaction_stays_undone_on_18() -> Result<()> {
+    a_spilled_subtransaction_stays_undone(18).await
+}

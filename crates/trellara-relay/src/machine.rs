@@ -124,7 +124,7 @@ impl Machine {
         Machine {
             phase: Phase::Marking,
             start_position: tail_position,
-            assembler: Assembler::new(start.history, sizes, resent, continues_at),
+            assembler: Assembler::new(start.history, sizes, resent, continues_at, start.confirmed),
             progress: Progress::new(&settings, now),
             doubt: Doubt::default(),
             counts: Counts::default(),
@@ -256,7 +256,21 @@ impl Machine {
             } => {
                 self.positions.received(start.max(end));
                 self.progress.data_at = now;
-                self.assembler.message(payload, &mut self.frames)
+                self.assembler.message(start, payload, &mut self.frames)?;
+                if let Some(xid) = self.assembler.spilled {
+                    self.end(
+                        Restart {
+                            reason: format!(
+                                "transaction {xid} has subtransactions from before this \
+                                 connection, of which the source may not say that they were \
+                                 rolled back; large ones are read after their commit"
+                            ),
+                            streaming_off: true,
+                        },
+                        out,
+                    );
+                }
+                Ok(())
             }
             Walsender::Keepalive {
                 wal_end,

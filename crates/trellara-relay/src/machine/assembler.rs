@@ -37,6 +37,11 @@ pub(super) struct Assembler {
     pub(super) chunks: Chunks,
     /// End of everything complete, whether it made a frame or not.
     pub(super) complete: Lsn,
+    /// The slot's position when this incarnation began: the source streams nothing below it.
+    confirmed: Lsn,
+    /// A streamed transaction whose rollbacks the source may keep to itself, see
+    /// [`Assembler::watch_spilled`].
+    pub(super) spilled: Option<Xid>,
 }
 
 /// Between Begin and Commit: where a committed transaction's records go.
@@ -55,7 +60,13 @@ enum Between {
 }
 
 impl Assembler {
-    pub(super) fn new(history: SourceHistory, sizes: Sizes, resent: Resent, complete: Lsn) -> Self {
+    pub(super) fn new(
+        history: SourceHistory,
+        sizes: Sizes,
+        resent: Resent,
+        complete: Lsn,
+        confirmed: Lsn,
+    ) -> Self {
         Self {
             history,
             bundle_size: sizes.bundle,
@@ -66,6 +77,8 @@ impl Assembler {
             streamed: Streamed::new(sizes.unfinished),
             chunks: Chunks::new(sizes.chunk),
             complete,
+            confirmed,
+            spilled: None,
         }
     }
 
@@ -101,10 +114,16 @@ impl Assembler {
         Ok(())
     }
 
-    /// One pgoutput message.
-    pub(super) fn message(&mut self, message: &[u8], frames: &mut Sequencer) -> Result<(), Halt> {
+    /// One pgoutput message; `lsn` is where the source has it from.
+    pub(super) fn message(
+        &mut self,
+        lsn: Lsn,
+        message: &[u8],
+        frames: &mut Sequencer,
+    ) -> Result<(), Halt> {
         let in_stream = self.streamed.in_block();
         let look = peek(message, in_stream).map_err(|error| malformed(&error))?;
+        self.watch_spilled(lsn, &look);
         match look.kind {
             Kind::Begin
             | Kind::Commit
@@ -122,6 +141,23 @@ impl Assembler {
             Kind::Insert | Kind::Update | Kind::Delete | Kind::Truncate | Kind::Logical => {
                 self.record(message, &look, frames)
             }
+        }
+    }
+
+    /// Notices a change of a subtransaction from below the slot's position.
+    ///
+    /// The source may not stream what it decodes below that position and spills it; later it
+    /// streams the spilled changes too. PostgreSQL up to 17 then forgets that it streamed a
+    /// subtransaction of more than 4096 spilled changes, and never says that it was rolled back
+    /// (`ReorderBufferTruncateTXN` marks only those with changes left in memory). Its rows would
+    /// stay. So such a transaction is read after its commit, when the source leaves out what was
+    /// rolled back.
+    fn watch_spilled(&mut self, lsn: Lsn, look: &Peek<'_>) {
+        if lsn < self.confirmed
+            && let Some(open) = self.streamed.block()
+            && look.xid.is_some_and(|xid| xid != open.xid)
+        {
+            self.spilled = Some(open.xid);
         }
     }
 
