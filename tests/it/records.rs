@@ -71,13 +71,19 @@ async fn load(url: &str) -> Result<()> {
     .await
 }
 
-/// A further flow over the databases of the first.
-fn capture(ground: &Ground, database: &str, number: usize, memory: &str) -> Result<Flow> {
+/// A further flow over the source database of the first, with a target database of its own.
+async fn capture(ground: &Ground, database: &str, number: usize, memory: &str) -> Result<Flow> {
+    let target = format!("{database}{number}");
+    let admin = compare::connect(&ground.target.url("postgres")).await?;
+    admin
+        .batch_execute(&format!("CREATE DATABASE {target}"))
+        .await?;
+    run(&ground.target.url(&target), &[SCHEMA]).await?;
     let mut flow = Flow::new(
         &format!("records{number}"),
         Places {
             source_url: ground.source.url(database),
-            target_url: ground.target.url(database),
+            target_url: ground.target.url(&target),
             nats_url: ground.nats.url(),
             nats_monitor_url: Some(ground.nats.monitor_url()),
         },
@@ -166,7 +172,7 @@ async fn the_same_keys_however_the_source_decodes(version: u32) -> Result<()> {
     let first = ground.flow("records", SCHEMA, SCHEMA, "").await?;
     let mut flows = Vec::new();
     for (number, memory) in ["64kB", "1GB", "64kB", "1GB"].into_iter().enumerate() {
-        let mut flow = capture(&ground, "records", number, memory)?;
+        let mut flow = capture(&ground, "records", number, memory).await?;
         flow.setup().await?;
         flow.start_relay()?;
         flows.push((memory, flow));

@@ -4,38 +4,52 @@
 
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
-use clap::{Parser, ValueEnum};
+use anyhow::{Context, Result, bail, ensure};
 use trellara_testkit::bench::{BenchOptions, Kind, bench};
 
-/// Drains the same backlogs through native logical replication and through Trellara, in turn, on
-/// the same servers, and judges the ratios. Exits with 1 when a bar is missed.
-#[derive(Debug, Parser)]
-struct Arguments {
-    /// A tenth of each workload; for a look, not for a verdict.
-    #[arg(long, conflicts_with = "scale")]
-    quick: bool,
-    /// Part of the full workloads (W1 200000, W3 1000, W4 500000 transactions).
-    #[arg(long, default_value_t = 1.0)]
-    scale: f64,
-    /// Drains per contender and workload; the median counts.
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=9))]
-    rounds: u32,
-    /// Workloads, separated by commas.
-    #[arg(long, value_delimiter = ',', default_value = "W1,W3,W4")]
-    only: Vec<String>,
-    /// Major version of both PostgreSQL servers.
-    #[arg(long, default_value_t = 18)]
-    postgres: u32,
-    /// Form of the report on stdout; progress goes to stderr.
-    #[arg(long, default_value = "text")]
-    output: Output,
-}
+const USAGE: &str =
+    "bench: drains the same backlogs through native logical replication and through \
+Trellara, in turn, on the same servers, and judges the ratios; exits with 1 when a bar is missed
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Output {
-    Text,
-    Json,
+  --quick         a tenth of each workload; for a look, not for a verdict
+  --scale PART    part of the full workloads (W1 200000, W3 1000, W4 500000 transactions); 1
+  --rounds N      drains per contender and workload, 1 to 9; the median counts; 3
+  --only LIST     workloads, separated by commas; W1,W3,W4
+  --postgres N    major version of both PostgreSQL servers; 18
+  --output FORM   text or json, on stdout; progress goes to stderr; text";
+
+/// The options, and whether JSON is wanted. Plain words: only the program itself knows clap.
+fn arguments(mut words: impl Iterator<Item = String>) -> Result<(BenchOptions, bool)> {
+    let mut options = BenchOptions {
+        version: 18,
+        kinds: ["W1", "W3", "W4"]
+            .map(Kind::parse)
+            .into_iter()
+            .collect::<Result<_>>()?,
+        scale: 1.0,
+        rounds: 3,
+    };
+    let mut json = false;
+    while let Some(word) = words.next() {
+        if word == "--quick" {
+            options.scale = 0.1;
+            continue;
+        }
+        let value = words
+            .next()
+            .with_context(|| format!("{word} without a value\n{USAGE}"))?;
+        match word.as_str() {
+            "--scale" => options.scale = value.parse().context("--scale")?,
+            "--rounds" => options.rounds = value.parse().context("--rounds")?,
+            "--only" => options.kinds = value.split(',').map(Kind::parse).collect::<Result<_>>()?,
+            "--postgres" => options.version = value.parse().context("--postgres")?,
+            "--output" if value == "json" => json = true,
+            "--output" if value == "text" => json = false,
+            _ => bail!("{word} {value} is not known\n{USAGE}"),
+        }
+    }
+    ensure!((1..=9).contains(&options.rounds), "--rounds is 1 to 9");
+    Ok((options, json))
 }
 
 #[tokio::main]
@@ -46,29 +60,13 @@ async fn main() -> Result<ExitCode> {
         .with_env_filter("trellara_testkit=info")
         .with_target(false)
         .init();
-    let arguments = Arguments::parse();
-    let kinds: Result<Vec<Kind>> = arguments
-        .only
-        .iter()
-        .map(|name| Kind::parse(name))
-        .collect();
-    let options = BenchOptions {
-        version: arguments.postgres,
-        kinds: kinds?,
-        scale: if arguments.quick {
-            0.1
-        } else {
-            arguments.scale
-        },
-        rounds: arguments.rounds,
-    };
+    let (options, json) = arguments(std::env::args().skip(1))?;
     let report = bench(&options).await?;
-    match arguments.output {
-        Output::Text => print!("{report}"),
-        Output::Json => {
-            let text = serde_json::to_string_pretty(&report.json()).context("rendering JSON")?;
-            println!("{text}");
-        }
+    if json {
+        let text = serde_json::to_string_pretty(&report.json()).context("rendering JSON")?;
+        println!("{text}");
+    } else {
+        print!("{report}");
     }
     Ok(if report.is_met() {
         ExitCode::SUCCESS
