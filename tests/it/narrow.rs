@@ -9,7 +9,7 @@ use crate::scenario::{WITHIN, run, started};
 #[tokio::test]
 async fn a_history_larger_than_the_stream_does_not_stop_the_flow() -> Result<()> {
     let schema = ["CREATE TABLE log (id bigint PRIMARY KEY, note text)"];
-    let mut flow = started(18, "narrow", &schema, "nats.max_bytes: 64MiB").await?;
+    let flow = started(18, "narrow", &schema, "nats.max_bytes: 64MiB").await?;
     // In transactions that are too small for chunks, whose subjects are purged whole.
     let load = "DO $$ BEGIN FOR i IN 0..999 LOOP \
                   INSERT INTO log SELECT i * 10 + g, repeat(md5(random()::text), 625) \
