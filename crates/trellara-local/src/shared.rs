@@ -92,6 +92,6 @@ mod tests {
             "{text}"
         );
         assert_eq!(text.matches(super::NATS_PASSWORD).count(), 3, "{text}");
-        assert_eq!(text.matches("user: everything").count(), 1, "{text}");
+        assert_eq!(text.matches("{ user: everything").count(), 1, "{text}");
     }
 }

@@ -79,21 +79,25 @@ impl Script {
     }
 
     fn surviving(&self, xid: u32) -> Vec<String> {
-        let mut rows: Vec<(u32, String)> = Vec::new();
+        self.surviving_rows(xid).iter().map(Row::text).collect()
+    }
+
+    fn surviving_rows(&self, xid: u32) -> Vec<Row> {
+        let mut rows: Vec<(u32, Row)> = Vec::new();
         for step in &self.steps {
             match step {
                 Step::Block {
                     xid: of,
                     subxid,
                     rows: more,
-                } if *of == xid => rows.extend(more.iter().map(|row| (*subxid, row.text()))),
+                } if *of == xid => rows.extend(more.iter().map(|row| (*subxid, row.clone()))),
                 Step::Rollback { xid: of, subxid } if *of == xid => {
                     rows.retain(|(of, _)| of != subxid);
                 }
                 _ => {}
             }
         }
-        rows.into_iter().map(|(_, text)| text).collect()
+        rows.into_iter().map(|(_, row)| row).collect()
     }
 
     /// The commit position of a streamed transaction, if it commits.
@@ -113,7 +117,7 @@ impl Row {
 }
 
 /// One connection: sends the script from the beginning, without what was confirmed.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Walsender<'a> {
     script: &'a Script,
     confirmed: Lsn,
@@ -121,6 +125,7 @@ pub(super) struct Walsender<'a> {
     described: BTreeSet<u32>,
     /// Descriptions inside open transactions: transaction, subtransaction, table.
     own: Vec<(u32, u32, u32)>,
+    streaming: bool,
 }
 
 impl<'a> Walsender<'a> {
@@ -131,7 +136,14 @@ impl<'a> Walsender<'a> {
             next: 0,
             described: BTreeSet::new(),
             own: Vec::new(),
+            streaming: true,
         }
+    }
+
+    /// With streaming off: transactions come after their commit, without what was rolled back.
+    pub(super) fn after_commit(mut self) -> Self {
+        self.streaming = false;
+        self
     }
 
     /// The next step as CopyData payloads; `None` at the end of the script.
@@ -147,6 +159,7 @@ impl<'a> Walsender<'a> {
             Step::Logical { xid } => {
                 vec![begin(xid, at), xlog(at, logical(at)), commit(xid, at, end)]
             }
+            Step::Block { .. } | Step::Rollback { .. } if !self.streaming => Vec::new(),
             Step::Block { xid, subxid, rows } => {
                 let done = self.script.commit_of(xid);
                 if done.is_some_and(|commit| commit < self.confirmed) {
@@ -161,6 +174,13 @@ impl<'a> Walsender<'a> {
             Step::End { xid, commits } => {
                 if commits && at < self.confirmed {
                     return Some(Vec::new());
+                }
+                if !self.streaming {
+                    let rows = self.script.surviving_rows(xid);
+                    return Some(match commits {
+                        true => self.commit(xid, &rows, at, end),
+                        false => Vec::new(),
+                    });
                 }
                 let own = std::mem::take(&mut self.own);
                 let (mine, others) = own.into_iter().partition(|(of, _, _)| *of == xid);
