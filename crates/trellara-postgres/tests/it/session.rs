@@ -230,7 +230,7 @@ async fn faults_name_places_and_never_values() {
         server.psql(
             "DROP SCHEMA IF EXISTS trellara CASCADE; CREATE SCHEMA trellara;
              CREATE TABLE trellara.applied (lane int PRIMARY KEY, before int NOT NULL);
-             DROP TABLE IF EXISTS f; CREATE TABLE f (id int PRIMARY KEY, v varchar(3));
+             DROP TABLE IF EXISTS public.f; CREATE TABLE public.f (id int PRIMARY KEY, v varchar(3));
              GRANT ALL ON SCHEMA trellara TO PUBLIC; GRANT ALL ON f, trellara.applied TO PUBLIC;",
         );
         let options = server.options("user=scram password=secret");
@@ -239,7 +239,7 @@ async fn faults_name_places_and_never_values() {
             let client = &session.client;
             async move { fault(&client.batch_execute(sql).await.expect_err(sql)) }
         };
-        let twice = run("INSERT INTO f VALUES (4711, 'a'), (4711, 'b')").await;
+        let twice = run("INSERT INTO public.f VALUES (4711, 'a'), (4711, 'b')").await;
         assert_eq!(
             (twice.class, twice.sqlstate.as_str()),
             (ErrorClass::DataFault, "23505")
@@ -285,7 +285,7 @@ async fn c09_the_insert_position_is_one_that_an_idle_walsender_reaches() {
             .expect("connect");
         session
             .client
-            .batch_execute("CREATE TABLE t ()")
+            .batch_execute("CREATE TABLE public.t ()")
             .await
             .expect("some WAL");
         // A background process may write in between, so the idle moment is looked for.
@@ -312,7 +312,7 @@ async fn c09_the_insert_position_is_one_that_an_idle_walsender_reaches() {
             }
             session
                 .client
-                .batch_execute("INSERT INTO t DEFAULT VALUES")
+                .batch_execute("INSERT INTO public.t DEFAULT VALUES")
                 .await
                 .expect("more");
         }

@@ -153,7 +153,9 @@ impl Assembler {
     /// stay. So such a transaction is read after its commit, when the source leaves out what was
     /// rolled back.
     fn watch_spilled(&mut self, lsn: Lsn, look: &Peek<'_>) {
-        if lsn < self.confirmed
+        // A description comes with no position of its own; the change behind it has one.
+        if lsn != Lsn::ZERO
+            && lsn < self.confirmed
             && let Some(open) = self.streamed.block()
             && look.xid.is_some_and(|xid| xid != open.xid)
         {
