@@ -37,30 +37,8 @@ pub(crate) fn first_halt(reports: &[DaemonReport]) -> Option<Failure> {
     let (report, halt) = reports
         .iter()
         .find_map(|report| Some((report, report.halt.as_ref()?)))?;
-    let code = HALT_CODES.iter().find(|code| code.as_str() == halt.code);
+    let code = HaltCode::ALL.iter().find(|code| code.as_str() == halt.code);
     let exit = code.map_or(Exit::Unexpected, |code| Exit::Halted(*code));
     let reason = format!("the {} halted: {}: {}", report.role, halt.code, halt.reason);
     Some(Failure::new(exit, reason, halt.hint.clone()))
 }
-
-const HALT_CODES: &[HaltCode] = &[
-    HaltCode::NoStream,
-    HaltCode::SlotLost,
-    HaltCode::DifferentSource,
-    HaltCode::StalePrimary,
-    HaltCode::Diverged,
-    HaltCode::SourceRewound,
-    HaltCode::StreamLostTail,
-    HaltCode::StreamReplaced,
-    HaltCode::Config,
-    HaltCode::Fenced,
-    HaltCode::StreamTooSmall,
-    HaltCode::Gap,
-    HaltCode::Fork,
-    HaltCode::State,
-    HaltCode::Corrupt,
-    HaltCode::Schema,
-    HaltCode::Rights,
-    HaltCode::ApplyFailed,
-    HaltCode::Broker,
-];
