@@ -31,6 +31,10 @@ fn arguments(mut words: impl Iterator<Item = String>) -> Result<(BenchOptions, b
     };
     let mut json = false;
     while let Some(word) = words.next() {
+        if word == "--help" {
+            println!("{USAGE}");
+            std::process::exit(0);
+        }
         if word == "--quick" {
             options.scale = 0.1;
             continue;
