@@ -4,6 +4,7 @@
 //! - `bad_input`: what is found before anything is created; `damage`: what is found later.
 //! - `large`: one streamed transaction with kills in its middle; `records`: record keys.
 //! - `connect`: connection strings, passwords and TLS, on every connection.
+//! - `soak`: kills of everything under load, judged by the oracle.
 //! - `types`, `identity`, `names`, `protocol`, `restart`: cases from the field, each a test named
 //!   after its number.
 
@@ -23,4 +24,5 @@ mod quickstart;
 mod records;
 mod restart;
 mod scenario;
+mod soak;
 mod types;

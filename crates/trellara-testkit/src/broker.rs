@@ -1,9 +1,13 @@
 //! What tests do to the broker behind the flow's back.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result, ensure};
 pub use async_nats::jetstream::stream::{Config, DiscardPolicy, StorageType};
 use async_nats::jetstream::{self, Context as JetStream};
 use bytes::Bytes;
+use futures_util::StreamExt;
+use serde_json::{Value, json};
 
 /// One stored message.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,6 +32,81 @@ pub async fn delete_consumer(url: &str, stream: &str, consumer: &str) -> Result<
         .await?
         .delete_consumer(consumer)
         .await?;
+    Ok(())
+}
+
+/// Asks JetStream's API as an administrator's tool would.
+async fn api(url: &str, endpoint: &str, body: Value) -> Result<Value> {
+    let client = async_nats::connect(url).await?;
+    let subject = format!("$JS.API.{endpoint}");
+    let answer = client.request(subject, body.to_string().into()).await?;
+    let answer: Value = serde_json::from_slice(&answer.payload)?;
+    let error = &answer["error"];
+    ensure!(error.is_null(), "{endpoint}: {error}");
+    Ok(answer)
+}
+
+/// Makes the server send again what a consumer has not acknowledged for this long.
+pub async fn set_ack_wait(url: &str, stream: &str, consumer: &str, wait: Duration) -> Result<()> {
+    let info = api(
+        url,
+        &format!("CONSUMER.INFO.{stream}.{consumer}"),
+        json!({}),
+    )
+    .await?;
+    let mut config = info["config"].clone();
+    config["ack_wait"] = json!(wait.as_nanos() as u64);
+    let body = json!({"stream_name": stream, "config": config, "action": "update"});
+    let endpoint = format!("CONSUMER.CREATE.{stream}.{consumer}");
+    let updated = api(url, &endpoint, body).await?;
+    let is = &updated["config"]["ack_wait"];
+    ensure!(*is == config["ack_wait"], "ack_wait is {is}");
+    Ok(())
+}
+
+/// How many messages that a consumer has not acknowledged were sent to it more than once.
+pub async fn redelivered(url: &str, stream: &str, consumer: &str) -> Result<u64> {
+    let info = api(
+        url,
+        &format!("CONSUMER.INFO.{stream}.{consumer}"),
+        json!({}),
+    )
+    .await?;
+    info["num_redelivered"].as_u64().context("a number")
+}
+
+/// Sequence up to which a consumer has acknowledged everything.
+pub async fn acknowledged(url: &str, stream: &str, consumer: &str) -> Result<u64> {
+    let info = api(
+        url,
+        &format!("CONSUMER.INFO.{stream}.{consumer}"),
+        json!({}),
+    )
+    .await?;
+    info["ack_floor"]["stream_seq"].as_u64().context("a number")
+}
+
+/// Sequence of the first message on a subject; `None` when there is none.
+pub async fn first_on(url: &str, stream: &str, subject: &str) -> Result<Option<u64>> {
+    let body = json!({"seq": 1, "next_by_subj": subject});
+    match api(url, &format!("STREAM.MSG.GET.{stream}"), body).await {
+        Ok(found) => Ok(found["message"]["seq"].as_u64()),
+        Err(error) if error.to_string().contains("10037") => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Sequence of the last message in a stream.
+pub async fn last_sequence(url: &str, stream: &str) -> Result<u64> {
+    let info = api(url, &format!("STREAM.INFO.{stream}"), json!({})).await?;
+    info["state"]["last_seq"].as_u64().context("a number")
+}
+
+/// Sets how long the broker remembers message ids.
+pub async fn set_duplicate_window(url: &str, stream: &str, window: Duration) -> Result<()> {
+    let mut settings = stream_settings(url, stream).await?.context("no stream")?;
+    settings.duplicate_window = window;
+    context(url).await?.update_stream(settings).await?;
     Ok(())
 }
 
@@ -72,6 +151,17 @@ pub async fn publish(url: &str, subject: &str, payload: Bytes) -> Result<u64> {
     let context = context(url).await?;
     let stored = context.publish(subject.to_owned(), payload).await?;
     Ok(stored.await?.sequence)
+}
+
+/// The next `count` messages on a subject that no stream captures, within half a minute.
+pub async fn listen(url: &str, subject: &str, count: usize) -> Result<Vec<Bytes>> {
+    let client = async_nats::connect(url).await?;
+    let messages = client.subscribe(subject.to_owned()).await?.take(count);
+    let payloads = messages.map(|message| message.payload).collect();
+    let limit = Duration::from_secs(30);
+    let payloads: Vec<Bytes> = tokio::time::timeout(limit, payloads).await?;
+    ensure!(payloads.len() == count, "the connection ended");
+    Ok(payloads)
 }
 
 /// Everything in a stream, in order; sequences that were removed are left out.

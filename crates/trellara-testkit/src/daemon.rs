@@ -129,18 +129,35 @@ impl Daemon {
 
     /// What it says on `/status`, when it answers within two seconds.
     pub async fn status(&self) -> Option<serde_json::Value> {
+        let answer = self.get("/status").await?;
+        serde_json::from_str(answer.split_once("\r\n\r\n")?.1).ok()
+    }
+
+    /// Whether `/readyz` is green, when it answers within two seconds.
+    pub async fn ready(&self) -> Option<bool> {
+        let answer = self.get("/readyz").await?;
+        Some(answer.split_whitespace().nth(1)? == "200")
+    }
+
+    /// What one of its counters says on `/status`.
+    pub async fn counter(&self, name: &str) -> Option<u64> {
+        let status = self.status().await?;
+        let daemons = status["daemons"].as_array()?;
+        daemons
+            .iter()
+            .find_map(|daemon| daemon["counters"][name].as_u64())
+    }
+
+    async fn get(&self, path: &str) -> Option<String> {
         let address = self.endpoint()?;
         let ask = async {
             let mut stream = tokio::net::TcpStream::connect(&address).await.ok()?;
             // HTTP/1.0: the server closes, so that the body ends where the bytes do.
-            stream
-                .write_all(b"GET /status HTTP/1.0\r\n\r\n")
-                .await
-                .ok()?;
+            let request = format!("GET {path} HTTP/1.0\r\n\r\n");
+            stream.write_all(request.as_bytes()).await.ok()?;
             let mut answer = Vec::new();
             stream.read_to_end(&mut answer).await.ok()?;
-            let answer = String::from_utf8(answer).ok()?;
-            serde_json::from_str(answer.split_once("\r\n\r\n")?.1).ok()
+            String::from_utf8(answer).ok()
         };
         tokio::time::timeout(Duration::from_secs(2), ask)
             .await

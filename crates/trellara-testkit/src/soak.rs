@@ -22,6 +22,14 @@ use duplicates::Duplicates;
 const FLOW: &str = "soak";
 /// After healing everything the target must have caught up within this.
 const CONVERGENCE: Duration = Duration::from_secs(90);
+/// A soak of this length must have made every kind of fault.
+const LONG: Duration = Duration::from_secs(40);
+/// What a long soak may take longer until it has: faults are dealt evenly, so on a machine that
+/// hardly gets anywhere the last kind comes late.
+const OVERTIME: Duration = Duration::from_secs(30);
+/// Distinct checkpoints that a photograph must have been taken of, for each second of the soak.
+/// Twenty photographs are taken in a second; while something is down they show the same.
+const POSITIONS_PER_SECOND: f64 = 4.0;
 
 /// What to soak, and for how long.
 #[derive(Debug, Clone)]
@@ -45,6 +53,8 @@ pub struct SoakOptions {
 /// What a soak saw.
 #[derive(Debug)]
 pub struct SoakReport {
+    /// How long faults were to be made.
+    pub duration: Duration,
     /// The oracle's verdict.
     pub verdict: Verdict,
     /// Transactions answered to the clients as committed.
@@ -68,7 +78,35 @@ pub struct SoakReport {
 impl SoakReport {
     /// Whether everything held, and the soak was worth its name.
     pub fn passed(&self) -> bool {
-        self.verdict.holds() && self.duplicates > 0
+        self.verdict.holds() && self.proves_nothing().is_empty()
+    }
+
+    /// Why a verdict without violations would say less than it seems to.
+    pub fn proves_nothing(&self) -> Vec<String> {
+        let mut why = Vec::new();
+        if self.duplicates == 0 {
+            why.push("no duplicate was delivered".to_owned());
+        }
+        let due = (self.duration.as_secs_f64() * POSITIONS_PER_SECOND) as usize;
+        let seen = self.verdict.distinct_positions;
+        if seen < due {
+            why.push(format!(
+                "{seen} distinct positions were seen, {due} are due"
+            ));
+        }
+        let made = |fault: Fault| {
+            self.faults
+                .iter()
+                .any(|(f, count)| *f == fault && *count > 0)
+        };
+        if made(Fault::CrashSource) && self.reconnects == 0 {
+            why.push("the source crashed and no client noticed".to_owned());
+        }
+        if self.duration >= LONG {
+            let missing = self.faults.iter().filter(|(_, count)| *count == 0);
+            why.extend(missing.map(|(fault, _)| format!("{fault:?} was never made")));
+        }
+        why
     }
 }
 
@@ -99,10 +137,11 @@ impl fmt::Display for SoakReport {
             self.relay_peak >> 20,
             self.applier_peak >> 20
         )?;
-        let verdict = match (self.verdict.holds(), self.duplicates) {
-            (false, _) => "FAILED: the oracle objects",
-            (true, 0) => "FAILED: no duplicate was delivered, so nothing is proven about them",
-            (true, _) => "passed: nothing lost, doubled, torn or reordered",
+        let why = self.proves_nothing();
+        let verdict = match (self.verdict.holds(), why.is_empty()) {
+            (false, _) => "FAILED: the oracle objects".to_owned(),
+            (true, false) => format!("FAILED: nothing is proven: {}", why.join("; ")),
+            (true, true) => "passed: nothing lost, doubled, torn or reordered".to_owned(),
         };
         writeln!(f, "{verdict}")
     }
@@ -138,7 +177,8 @@ async fn run(options: &SoakOptions, ground: &mut Ground, flow: &mut Flow) -> Res
     let writers = Workload::start(&flow.source_admin, &load);
     let mut chaos = Chaos::new(options.seed, Duplicates::default());
     let deadline = Instant::now() + options.duration;
-    while Instant::now() < deadline {
+    let missing = |chaos: &Chaos| options.duration >= LONG && !chaos.made_all();
+    while Instant::now() < deadline || (missing(&chaos) && Instant::now() < deadline + OVERTIME) {
         chaos.pause(flow).await;
         chaos.strike(ground, flow).await?;
     }
@@ -157,6 +197,7 @@ async fn run(options: &SoakOptions, ground: &mut Ground, flow: &mut Flow) -> Res
     let target = compare::connect(&flow.target_admin).await?;
     let truth = Truth::read(&source, "oracle").await?;
     Ok(SoakReport {
+        duration: options.duration,
         verdict: judge(&truth, &observations, &target, FLOW).await?,
         committed: totals.committed,
         reconnects: totals.reconnects,
@@ -203,4 +244,60 @@ fn keep_logs(flow: &Flow, seed: u64) -> PathBuf {
         _ = std::fs::copy(flow.folder().join(name), kept.join(name));
     }
     kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A long soak that made every fault but those of `without`.
+    fn report(without: &[Fault]) -> SoakReport {
+        SoakReport {
+            duration: LONG,
+            verdict: Verdict {
+                distinct_positions: 160,
+                ..Verdict::default()
+            },
+            committed: 1,
+            reconnects: 1,
+            faults: chaos::ALL
+                .map(|fault| (fault, u32::from(!without.contains(&fault))))
+                .to_vec(),
+            repeated: 1,
+            duplicates: 1,
+            convergence: Duration::ZERO,
+            relay_peak: 0,
+            applier_peak: 0,
+        }
+    }
+
+    #[test]
+    fn a_soak_that_met_too_little_has_not_passed() {
+        assert!(report(&[]).passed());
+        for fault in chaos::ALL {
+            let report = report(&[fault]);
+            assert!(!report.passed());
+            assert!(
+                report
+                    .to_string()
+                    .contains(&format!("{fault:?} was never made"))
+            );
+        }
+        let few = [
+            |report: &mut SoakReport| report.duplicates = 0,
+            |report: &mut SoakReport| report.reconnects = 0,
+            |report: &mut SoakReport| report.verdict.distinct_positions = 159,
+            |report: &mut SoakReport| report.verdict.violations.push("H1".to_owned()),
+        ];
+        for spoil in few {
+            let mut report = report(&[]);
+            spoil(&mut report);
+            assert!(!report.passed(), "{report}");
+        }
+        // A short one cannot meet every fault.
+        let mut short = report(&[Fault::CrashSource, Fault::KillBroker]);
+        short.duration = LONG / 2;
+        short.reconnects = 0;
+        assert!(short.passed(), "{short}");
+    }
 }

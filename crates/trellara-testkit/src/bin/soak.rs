@@ -1,5 +1,5 @@
 //! `soak [seconds] [seed] [postgres version] [nats version] [configuration]`: one soak, its report,
-//! exit 1 when the oracle objects or no duplicate was delivered.
+//! exit 1 when the oracle objects or the soak met too little to prove anything.
 
 #![allow(
     clippy::print_stdout,

@@ -10,7 +10,7 @@ use rand::{Rng, SeedableRng};
 use trellara_envelope::{FlowName, StreamSequence};
 use trellara_jetstream::consume::move_back;
 use trellara_jetstream::{Broker, NatsOptions};
-use trellara_relay::rehearsal::{RehearsalError, publish_again};
+use trellara_relay::rehearsal::{self, RehearsalError};
 
 use super::duplicates::Duplicates;
 use crate::flow::Flow;
@@ -48,6 +48,19 @@ const FAULTS: [Fault; 7] = [
     Fault::TerminateTarget,
     Fault::MoveConsumerBack,
     Fault::PublishAgain,
+];
+
+/// Every kind of fault.
+pub const ALL: [Fault; 9] = [
+    Fault::KillRelay,
+    Fault::KillApplier,
+    Fault::KillBroker,
+    Fault::TerminateWalsender,
+    Fault::TerminateTarget,
+    Fault::MoveConsumerBack,
+    Fault::PublishAgain,
+    Fault::CrashSource,
+    Fault::CrashTarget,
 ];
 
 /// Every fifth fault is one of these.
@@ -95,21 +108,32 @@ impl Chaos {
     /// The next fault.
     pub(super) async fn strike(&mut self, ground: &mut Ground, flow: &mut Flow) -> Result<()> {
         self.number += 1;
-        let fault = if self.number.is_multiple_of(5) {
+        let crash = self.number.is_multiple_of(5);
+        let fault = if crash {
             deal(&mut self.crashes, &CRASHES, &mut self.random)
         } else {
             deal(&mut self.deck, &FAULTS, &mut self.random)
         };
-        self.make(fault, ground, flow).await
+        let happened = self.make(fault, ground, flow).await?;
+        if !happened && !crash {
+            // There was nobody to hit: it is the next again.
+            self.deck.push(fault);
+        }
+        Ok(())
     }
 
-    /// This fault.
+    /// Whether each kind of fault was made at least once.
+    pub(super) fn made_all(&self) -> bool {
+        self.tally().iter().all(|(_, count)| *count > 0)
+    }
+
+    /// This fault; whether it happened.
     pub(super) async fn make(
         &mut self,
         fault: Fault,
         ground: &mut Ground,
         flow: &mut Flow,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         self.duplicates.look(flow).await;
         for daemon in [&mut flow.relay, &mut flow.applier].into_iter().flatten() {
             ensure!(
@@ -126,7 +150,7 @@ impl Chaos {
         if happened {
             self.made.push(fault);
         }
-        Ok(())
+        Ok(happened)
     }
 
     async fn happen(&mut self, fault: Fault, ground: &mut Ground, flow: &mut Flow) -> Result<bool> {
@@ -160,7 +184,7 @@ impl Chaos {
             Fault::MoveConsumerBack => return self.move_consumer_back(flow).await,
             Fault::PublishAgain => {
                 kill_relay(flow)?;
-                self.publish_again(flow).await?;
+                self.duplicates.repeated += publish_again(flow).await?;
                 flow.start_relay()?;
             }
             Fault::CrashSource => {
@@ -202,37 +226,35 @@ impl Chaos {
         }
     }
 
-    /// The dead relay's last words may still be on their way to the broker.
-    async fn publish_again(&mut self, flow: &Flow) -> Result<()> {
-        const TRIES: u32 = 20;
-        let broker = connect(flow, RELAY).await?;
-        let name = FlowName::from_str(&flow.name)?;
-        let mut tries = 0;
-        let repeated = loop {
-            tries += 1;
-            match publish_again(&broker, &name, MOST_BUNDLES).await {
-                Err(RehearsalError::NotStored(outcome)) if tries < TRIES => {
-                    tracing::debug!(?outcome, "publishing again is tried again");
-                    tokio::time::sleep(Duration::from_millis(50)).await;
-                }
-                other => break other?,
-            }
-        };
-        broker.close().await;
-        self.duplicates.repeated += repeated.transactions as u64;
-        Ok(())
-    }
-
     pub(super) fn tally(&self) -> Vec<(Fault, u32)> {
-        FAULTS
-            .into_iter()
-            .chain(CRASHES)
+        ALL.into_iter()
             .map(|fault| {
                 let count = self.made.iter().filter(|made| **made == fault).count();
                 (fault, count as u32)
             })
             .collect()
     }
+}
+
+/// Publishes the last bundles of a flow again, whose relay must be down; how many transactions
+/// are in them. The dead relay's last words may still be on their way to the broker.
+pub async fn publish_again(flow: &Flow) -> Result<u64> {
+    const TRIES: u32 = 20;
+    let broker = connect(flow, RELAY).await?;
+    let name = FlowName::from_str(&flow.name)?;
+    let mut tries = 0;
+    let repeated = loop {
+        tries += 1;
+        match rehearsal::publish_again(&broker, &name, MOST_BUNDLES).await {
+            Err(RehearsalError::NotStored(outcome)) if tries < TRIES => {
+                tracing::debug!(?outcome, "publishing again is tried again");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            other => break other?,
+        }
+    };
+    broker.close().await;
+    Ok(repeated.transactions as u64)
 }
 
 /// The top of a deck that is shuffled anew whenever it is empty.

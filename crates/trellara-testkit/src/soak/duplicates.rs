@@ -30,7 +30,7 @@ impl Duplicates {
         }
         let Some(applier) = &flow.applier else { return };
         self.applier_peak = self.applier_peak.max(peak(applier));
-        if let Some(count) = count(applier).await {
+        if let Some(count) = applier.counter("duplicate_transactions").await {
             self.by_pid.insert(applier.pid(), count);
         }
     }
@@ -54,13 +54,4 @@ impl Duplicates {
 
 fn peak(daemon: &Daemon) -> u64 {
     daemon.peak_memory_bytes().unwrap_or_default()
-}
-
-async fn count(applier: &Daemon) -> Option<u64> {
-    let status = applier.status().await?;
-    let daemons = status["daemons"].as_array()?;
-    daemons
-        .iter()
-        .filter_map(|daemon| daemon["counters"]["duplicate_transactions"].as_u64())
-        .next()
 }
