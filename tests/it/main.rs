@@ -4,6 +4,7 @@
 //! - `bad_input`: what is found before anything is created; `damage`: what is found later.
 //! - `large`: one streamed transaction with kills in its middle; `records`: record keys.
 //! - `connect`: connection strings, passwords and TLS, on every connection.
+//! - `durable`: what is acknowledged survives the target; `redelivery`: what comes twice.
 //! - `soak`: kills of everything under load, judged by the oracle.
 //! - `types`, `identity`, `names`, `protocol`, `restart`: cases from the field, each a test named
 //!   after its number.
@@ -14,6 +15,7 @@ mod absences;
 mod bad_input;
 mod connect;
 mod damage;
+mod durable;
 mod identity;
 mod large;
 mod names;
@@ -22,6 +24,7 @@ mod promises;
 mod protocol;
 mod quickstart;
 mod records;
+mod redelivery;
 mod restart;
 mod scenario;
 mod soak;
