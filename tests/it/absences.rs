@@ -305,3 +305,62 @@ fn absences_the_testkit_is_for_tests_alone() -> Result<()> {
     );
     Ok(())
 }
+
+/// What the pure modules are given and never fetch: time, chance, and something to wait on.
+const FETCHED: &[&str] = &[
+    "Instant::now",
+    "SystemTime",
+    "rand",
+    "tokio",
+    "async fn",
+    ".await",
+];
+
+/// The modules that decide, by crate and the first word of their file's path.
+const PURE: &[(&str, &[&str])] = &[
+    ("trellara-relay", &["machine", "resume"]),
+    ("trellara-applier", &["machine", "plan"]),
+];
+
+/// Whether `line` has `word`, and not as a part of another.
+fn has_word(line: &str, word: &str) -> bool {
+    let part = |c: char| c == '_' || c.is_ascii_alphanumeric();
+    line.match_indices(word)
+        .any(|(at, _)| !line[..at].ends_with(part) && !line[at + word.len()..].starts_with(part))
+}
+
+#[test]
+fn absences_what_decides_knows_no_clock_no_chance_and_no_runtime() -> Result<()> {
+    assert!(has_word("use tokio::time;", "tokio") && !has_word("tokio_postgres::x", "tokio"));
+    assert!(has_word("rand::random()", "rand") && !has_word("operands", "rand"));
+    let graph = Graph::read()?;
+    for (name, modules) in PURE {
+        let folder = graph.root.join("crates").join(name).join("src");
+        let folder = format!("{}/", folder.display());
+        let mut seen = BTreeSet::new();
+        for line in graph.source_lines(name)? {
+            let (path, text) = line.split_once(".rs:").context("file:line: text")?;
+            let path = path.strip_prefix(&folder).context("a path below src")?;
+            let module = path.split('/').next().unwrap_or_default();
+            // Tests may draw lots and compare with the clock.
+            let test = path
+                .split('/')
+                .any(|part| part == "tests" || part == "testing");
+            let comment = text
+                .split(": ")
+                .nth(1)
+                .is_some_and(|text| text.trim_start().starts_with("//"));
+            if !modules.contains(&module) || test || comment {
+                continue;
+            }
+            seen.insert(module.to_owned());
+            let fetched = FETCHED.iter().find(|word| has_word(text, word));
+            ensure!(fetched.is_none(), "{fetched:?} in {line}");
+        }
+        ensure!(
+            seen.len() == modules.len(),
+            "{name}: only {seen:?} were read"
+        );
+    }
+    Ok(())
+}
