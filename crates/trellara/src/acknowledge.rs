@@ -158,4 +158,43 @@ mod tests {
         let gone = ", monitor_url: \"http://127.0.0.1:1\"";
         assert_eq!(told(gone).await, Acknowledge::Applied, "nobody answers");
     }
+
+    const ALWAYS: &str = r#"{"version":"2.15.1","jetstream":{"config":{"sync_always":true}}}"#;
+
+    /// A stream of three replicas, each with a server that answers so.
+    async fn three(answers: [&'static str; 3]) -> Decision {
+        let monitors = answers.map(monitor).join(", ");
+        let nats =
+            format!("nats: {{url: \"nats://n1\", replicas: 3, monitor_url: \"{monitors}\"}}\n");
+        let config = resolved(&format!("{SMALLEST}{nats}"), &[]).expect("a configuration");
+        decide(&config).await
+    }
+
+    #[tokio::test]
+    async fn c28_every_replicas_server_has_to_fsync_and_to_be_new_enough() {
+        let decision = three([ALWAYS; 3]).await;
+        let because = decision.because;
+        assert_eq!(decision.acknowledge, Acknowledge::Published, "{because}");
+        let others = [
+            (
+                r#"{"version":"2.15.1","jetstream":{"config":{"sync_interval":120000000000}}}"#,
+                "sync_interval: always",
+            ),
+            (
+                r#"{"version":"2.10.26","jetstream":{"config":{"sync_always":true}}}"#,
+                "2.10.26",
+            ),
+            (r#"{"version":"2.15.1"}"#, "JetStream"),
+        ];
+        for (other, named) in others {
+            for at in 0..3 {
+                let mut answers = [ALWAYS; 3];
+                answers[at] = other;
+                let decision = three(answers).await;
+                let because = decision.because;
+                assert_eq!(decision.acknowledge, Acknowledge::Applied, "{because}");
+                assert!(because.contains(named), "{because}");
+            }
+        }
+    }
 }

@@ -328,7 +328,7 @@ impl Flow {
             .await
     }
 
-    /// A chunk of a transaction that stays open.
+    /// A chunk of a transaction that stays open; it inserts row 1.
     pub(crate) async fn open(&mut self, xid: u32) {
         self.open_from.get_or_insert(self.sequence + 1);
         let records = inserts(&[1], Some(xid));
@@ -342,6 +342,46 @@ impl Flow {
         let at = self.position;
         self.publish(Body::Chunk(chunk), at, Bytes::from(records))
             .await;
+    }
+
+    /// The manifest of the transaction that [`Flow::open`] began, whose chunk is at `first`.
+    pub(crate) async fn commit_open(&mut self, xid: u32, first: u64) {
+        let mut running = RunningDigest::new();
+        running.update(&inserts(&[1], Some(xid)));
+        let manifest = self.manifest(Xid(xid), first, 1, &running, 1);
+        let end = manifest.end_lsn.0;
+        self.open_from = None;
+        self.publish(Body::Manifest(Box::new(manifest)), end, Bytes::new())
+            .await;
+    }
+
+    /// What closes a transaction of `chunks` chunks that ends next.
+    fn manifest(
+        &self,
+        xid: Xid,
+        first: u64,
+        chunks: u64,
+        running: &RunningDigest,
+        changes: u64,
+    ) -> Manifest {
+        let end = self.position + 0x10;
+        Manifest {
+            source: history().source(),
+            commit_lsn: Lsn(end - 8),
+            end_lsn: Lsn(end),
+            xid,
+            commit_time: CommitTime(end as i64),
+            streamed: true,
+            chunks,
+            bytes: running.bytes(),
+            first_sequence: StreamSequence(first),
+            running: running.current(),
+            aborts: 0,
+            last_abort: None,
+            aborts_digest: trellara_envelope::AbortedSet::EMPTY.digest(),
+            relations: Vec::new(),
+            changes,
+        }
     }
 
     /// The chunks of a transaction and its manifest, which `damage` may change.
@@ -362,24 +402,9 @@ impl Flow {
             self.publish(Body::Chunk(chunk), at, Bytes::copy_from_slice(piece))
                 .await;
         }
-        let end = self.position + 0x10;
-        let mut manifest = Manifest {
-            source: history().source(),
-            commit_lsn: Lsn(end - 8),
-            end_lsn: Lsn(end),
-            xid,
-            commit_time: CommitTime(end as i64),
-            streamed: true,
-            chunks: pieces.len() as u64,
-            bytes: running.bytes(),
-            first_sequence: StreamSequence(first),
-            running: running.current(),
-            aborts: 0,
-            last_abort: None,
-            aborts_digest: trellara_envelope::AbortedSet::EMPTY.digest(),
-            relations: Vec::new(),
-            changes: ids.len() as u64,
-        };
+        let (chunks, changes) = (pieces.len() as u64, ids.len() as u64);
+        let mut manifest = self.manifest(xid, first, chunks, &running, changes);
+        let end = manifest.end_lsn.0;
         damage(&mut manifest);
         self.publish(Body::Manifest(Box::new(manifest)), end, Bytes::new())
             .await;
