@@ -9,6 +9,8 @@ SERVERS := python3 deploy/servers/servers.py
 # The tests and the demo look for the servers where the script says it puts them.
 export TRELLARA_SERVERS_DIR := $(shell $(SERVERS) --where 2>/dev/null)
 TARGET := $(or $(CARGO_TARGET_DIR),target)
+# Each of the six fuzz targets: a minute of CPU in all.
+export TRELLARA_FUZZ_SECONDS ?= 10
 # A lock file that does not fit the manifests is a mistake, not something to mend on the way.
 LOCKED ?= --locked
 
