@@ -39,6 +39,9 @@ pub(super) struct Progress {
     /// A report is being checked against the stream; later ones replace the waiting one.
     checking: bool,
     shutdown: Option<Shutdown>,
+    /// Since when nothing is read from the source, or it was last probed for that.
+    unread_since: Option<Duration>,
+    probing: bool,
     /// Since when nothing but open transactions fills the stream.
     pub(super) stuck_since: Option<Duration>,
     /// Why open transactions are being given up.
@@ -51,7 +54,6 @@ struct Shutdown {
     wal_end: Lsn,
     confirmed: Lsn,
     since: Duration,
-    probing: bool,
 }
 
 impl Progress {
@@ -70,6 +72,8 @@ impl Progress {
             report_at: now,
             checking: false,
             shutdown: None,
+            unread_since: None,
+            probing: false,
             stuck_since: None,
             giving_up: "",
         }
@@ -143,6 +147,7 @@ impl Machine {
         self.frames.pump(now, out);
         self.check_budget(now, out);
         self.heartbeat(now, out);
+        self.watch_unread(now, out);
         if now.saturating_sub(self.progress.feedback_at) >= FEEDBACK_INTERVAL {
             let quiet = now.saturating_sub(self.progress.data_at) >= FEEDBACK_INTERVAL;
             let reply = quiet && self.frames.is_idle() && self.phase == Phase::Streaming;
@@ -190,26 +195,43 @@ impl Machine {
         let same = self.progress.shutdown.take().filter(|known| {
             known.wal_end == wal_end && known.confirmed == confirmed && confirmed < wal_end
         });
-        let mut shutdown = same.unwrap_or(Shutdown {
+        let shutdown = same.unwrap_or(Shutdown {
             wal_end,
             confirmed,
             since: now,
-            probing: false,
         });
-        let waited = now.saturating_sub(shutdown.since);
-        if waited > self.settings.shutdown_grace && !shutdown.probing {
-            shutdown.probing = true;
-            out.push(Command::ProbeSource);
-        }
+        self.probe_after(now, shutdown.since, out);
         self.progress.shutdown = Some(shutdown);
     }
 
-    pub(super) fn probed(&mut self, now: Duration, answer: ProbeAnswer, out: &mut Vec<Command>) {
-        let Some(shutdown) = &mut self.progress.shutdown else {
+    /// The same while nothing is read: the source asks in keepalives that nobody sees, and the
+    /// answers that go out all the same keep it waiting.
+    fn watch_unread(&mut self, now: Duration, out: &mut Vec<Command>) {
+        if self.wants_input() {
+            self.progress.unread_since = None;
             return;
-        };
-        shutdown.probing = false;
-        shutdown.since = now;
+        }
+        let since = *self.progress.unread_since.get_or_insert(now);
+        self.probe_after(now, since, out);
+    }
+
+    /// Asks whether the source shuts down once it has been left waiting for long enough.
+    fn probe_after(&mut self, now: Duration, since: Duration, out: &mut Vec<Command>) {
+        let waited = now.saturating_sub(since);
+        if waited > self.settings.shutdown_grace && !self.progress.probing {
+            self.progress.probing = true;
+            out.push(Command::ProbeSource);
+        }
+    }
+
+    pub(super) fn probed(&mut self, now: Duration, answer: ProbeAnswer, out: &mut Vec<Command>) {
+        self.progress.probing = false;
+        if let Some(shutdown) = &mut self.progress.shutdown {
+            shutdown.since = now;
+        }
+        if let Some(since) = &mut self.progress.unread_since {
+            *since = now;
+        }
         if answer == ProbeAnswer::ShuttingDown {
             self.restart(
                 "the source shuts down; what it has not confirmed is sent again when it is back",

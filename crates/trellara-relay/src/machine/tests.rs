@@ -4,5 +4,6 @@ mod budget;
 #[path = "../../tests/it/chain.rs"]
 mod chain;
 mod rules;
+mod shutdown;
 mod simulation;
 mod source;

@@ -10,8 +10,7 @@ use super::simulation::{Stream, history, settings};
 use super::source::{Row, Script, Step, Walsender, keepalive};
 use crate::Acknowledge;
 use crate::machine::{
-    Command, Event, LastTransaction, Machine, ProbeAnswer, Publish, Settings, StreamSpace,
-    TailAnswer,
+    Command, Event, LastTransaction, Machine, Publish, Settings, StreamSpace, TailAnswer,
 };
 
 pub(super) const START: Lsn = Lsn(0x1000);
@@ -24,7 +23,8 @@ pub(super) struct Hand {
     pub(super) now: Duration,
     /// What the machine said besides publishing.
     pub(super) said: Vec<Command>,
-    held: Option<Vec<Publish>>,
+    /// What is on its way and not answered, where the test asks for it.
+    pub(super) held: Option<Vec<Publish>>,
 }
 
 impl Hand {
@@ -84,7 +84,7 @@ impl Hand {
         }
     }
 
-    fn answer(&mut self, publish: &Publish, outcome: Outcome) {
+    pub(super) fn answer(&mut self, publish: &Publish, outcome: Outcome) {
         self.event(Event::Published {
             ordinal: publish.ordinal,
             attempt: publish.attempt,
@@ -216,20 +216,6 @@ fn b04_a_keepalive_inside_a_transaction_confirms_nothing() {
     hand.event(Event::CopyData(&commit));
     hand.event(Event::GulpEnd);
     assert_eq!(hand.flushes().last(), Some(&Lsn(START.0 + 0x40)));
-}
-
-#[test]
-fn c04_a_source_that_shuts_down_is_probed_and_let_go() {
-    let mut hand = Hand::new(settings(Acknowledge::Applied));
-    for _ in 0..=11 {
-        hand.event(Event::CopyData(&keepalive(Lsn(0x2000), true)));
-        hand.now += Duration::from_secs(1);
-    }
-    assert!(hand.said.contains(&Command::ProbeSource));
-    hand.event(Event::Probed(ProbeAnswer::Other));
-    assert!(!hand.machine.is_over(), "it only was slow");
-    hand.event(Event::Probed(ProbeAnswer::ShuttingDown));
-    assert!(hand.machine.is_over());
 }
 
 #[test]

@@ -16,8 +16,8 @@ use trellara_jetstream::publish::{Outcome, UnknownReason};
 use super::chain::Chain;
 use super::source::{Row, Script, Step, Walsender};
 use crate::machine::{
-    Command, Event, LastTransaction, Machine, Publish, Settings, Start, StreamSpace, Tail,
-    TailAnswer,
+    Command, Event, LastTransaction, Machine, ProbeAnswer, Publish, Settings, Start, StreamSpace,
+    Tail, TailAnswer,
 };
 use crate::{Acknowledge, genesis_frame};
 
@@ -442,7 +442,11 @@ impl<'a> World<'a> {
                 }
                 Command::Purge { .. } => {}
                 Command::Restart(restart) => self.over = Some(restart.streaming_off),
-                Command::ProbeSource => panic!("nothing shuts down here"),
+                // Nothing shuts down here.
+                Command::ProbeSource => {
+                    let event = Event::Probed(ProbeAnswer::Other);
+                    self.answers.push((event, self.incarnation));
+                }
                 Command::Halt(halt) => panic!("{halt}"),
             }
         }
