@@ -344,6 +344,7 @@ impl Incarnate<'_> {
                     let purge = self.asking.ask(Question::Purge { subject, below });
                     self.purges.push(purge);
                 }
+                Command::Warn(large) => self.status.warn_of(large),
                 Command::Restart(restart) => {
                     let streaming = if restart.streaming_off {
                         Streaming::Off

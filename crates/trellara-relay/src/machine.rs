@@ -42,7 +42,8 @@ use sequencer::{Advance, Sequencer};
 use space::Space;
 pub use space::StreamSpace;
 pub use words::{
-    Command, Event, MachineStatus, ProbeAnswer, Publish, Restart, Settings, Start, Tail, TailAnswer,
+    Command, Event, LargeTransaction, MachineStatus, ProbeAnswer, Publish, Restart, Settings,
+    Start, Tail, TailAnswer,
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

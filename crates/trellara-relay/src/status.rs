@@ -1,7 +1,12 @@
 //! What the endpoint may ask a running relay.
 
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
 use tokio::sync::watch;
-use trellara_envelope::{Halt, Incarnation, Lsn, StreamSequence};
+use trellara_envelope::{Halt, Incarnation, Lsn, StreamSequence, Xid};
+
+use crate::machine::LargeTransaction;
 
 /// What the relay is doing.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -28,6 +33,8 @@ pub struct StatusSnapshot {
     pub state: RelayState,
     /// Why it waits, in words; empty when it does not.
     pub waiting_for: String,
+    /// Since when it has waited, whatever for.
+    pub waiting_since: Option<Instant>,
     /// The last error met, in words without values; empty when there was none.
     pub last_error: String,
     /// Why it halted, or would halt if the cause could not pass by itself.
@@ -66,6 +73,8 @@ pub struct StatusSnapshot {
 #[derive(Debug)]
 pub struct RelayStatus {
     snapshot: watch::Sender<StatusSnapshot>,
+    /// The large transaction warned of last.
+    warned: Mutex<Option<Xid>>,
 }
 
 impl RelayStatus {
@@ -73,6 +82,7 @@ impl RelayStatus {
     pub fn new() -> Self {
         Self {
             snapshot: watch::Sender::new(StatusSnapshot::default()),
+            warned: Mutex::new(None),
         }
     }
 
@@ -86,13 +96,53 @@ impl RelayStatus {
         self.snapshot.subscribe()
     }
 
+    /// Says that a transaction may not fit. The next incarnation reads the same one again, and it is
+    /// named once.
+    pub(crate) fn warn_of(&self, large: LargeTransaction) {
+        let LargeTransaction { xid, bytes, limit } = large;
+        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
+        if warned.replace(xid) != Some(xid) {
+            tracing::warn!(
+                %xid, bytes, limit,
+                hint = "raise nats.max_bytes above the size of the transaction",
+                "a transaction takes more than half of what the stream has for data; the relay \
+                 halts with STREAM_TOO_SMALL when it does not fit"
+            );
+        }
+    }
+
     pub(crate) fn update(&self, change: impl FnOnce(&mut StatusSnapshot)) {
-        self.snapshot.send_modify(change);
+        self.snapshot.send_modify(|status| {
+            change(status);
+            if status.waiting_for.is_empty() {
+                status.waiting_since = None;
+            } else {
+                status.waiting_since.get_or_insert_with(Instant::now);
+            }
+        });
     }
 }
 
 impl Default for RelayStatus {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_has_one_beginning_whatever_is_waited_for() {
+        let status = RelayStatus::new();
+        assert_eq!(status.snapshot().waiting_since, None);
+        status.update(|status| status.waiting_for = "room in the stream".to_owned());
+        let since = status.snapshot().waiting_since;
+        assert!(since.is_some());
+        status.update(|status| status.waiting_for = "a position report".to_owned());
+        assert_eq!(status.snapshot().waiting_since, since);
+        status.update(|status| status.waiting_for.clear());
+        assert_eq!(status.snapshot().waiting_since, None);
     }
 }

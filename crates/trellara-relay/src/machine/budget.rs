@@ -5,9 +5,9 @@
 
 use std::time::Duration;
 
-use trellara_envelope::{Halt, HaltCode, StreamSequence};
+use trellara_envelope::{Halt, HaltCode, StreamSequence, Xid};
 
-use super::{Command, Machine, Phase, Restart};
+use super::{Command, LargeTransaction, Machine, Phase, Restart};
 
 /// What is applied is trimmed within seconds when the stream is full; after this long without,
 /// there is nothing left to trim.
@@ -19,6 +19,7 @@ impl Machine {
         if self.phase != Phase::Streaming {
             return;
         }
+        self.warn_of_large(out);
         let Some(reason) = self.exceeds(now) else {
             return;
         };
@@ -28,6 +29,25 @@ impl Machine {
         self.assembler.abort_all(sent, &mut self.frames);
         self.frames.pump(now, out);
         self.finish_aborting(out);
+    }
+
+    /// Names each transaction that takes more than half of what the stream has for data, once: there
+    /// may still be time to raise the limit before it halts the flow.
+    fn warn_of_large(&mut self, out: &mut Vec<Command>) {
+        let limit = self.frames.space.data_limit();
+        if self.frames.space.max_bytes().is_none() {
+            return;
+        }
+        let large = self.assembler.large();
+        let large = large.filter(|(_, bytes)| *bytes > limit / 2);
+        let streamed = self.assembler.streamed.above(limit / 2);
+        let above: Vec<(Xid, u64)> = streamed.chain(large).collect();
+        for &(xid, bytes) in &above {
+            if !self.progress.large.contains(&xid) {
+                out.push(Command::Warn(LargeTransaction { xid, bytes, limit }));
+            }
+        }
+        self.progress.large = above.into_iter().map(|(xid, _)| xid).collect();
     }
 
     /// Which bound is exceeded.

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use trellara_envelope::{
-    Body, CommitTime, FrameKind, FrameOrdinal, Heartbeat, Lsn, PositionReport,
+    Body, CommitTime, FrameKind, FrameOrdinal, Heartbeat, Lsn, PositionReport, Xid,
 };
 
 use super::positions::Belief;
@@ -44,6 +44,8 @@ pub(super) struct Progress {
     probing: bool,
     /// Since when nothing but open transactions fills the stream.
     pub(super) stuck_since: Option<Duration>,
+    /// Transactions that take more than half of the stream, and of which that was said.
+    pub(super) large: Vec<Xid>,
     /// Why open transactions are being given up.
     pub(super) giving_up: &'static str,
 }
@@ -75,6 +77,7 @@ impl Progress {
             unread_since: None,
             probing: false,
             stuck_since: None,
+            large: Vec::new(),
             giving_up: "",
         }
     }

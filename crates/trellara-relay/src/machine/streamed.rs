@@ -48,6 +48,13 @@ impl Streamed {
         all.map(|open| open.stored).sum()
     }
 
+    /// Those whose chunks take more than `bytes` in the stream.
+    pub(super) fn above(&self, bytes: u64) -> impl Iterator<Item = (Xid, u64)> {
+        let all = self.open.values().chain(&self.block);
+        all.filter(move |open| open.stored > bytes)
+            .map(|open| (open.xid, open.stored))
+    }
+
     /// What all that was rolled back takes in memory until their commits.
     pub(super) fn aborted_bytes(&self) -> usize {
         let all = self.open.values().chain(&self.block);

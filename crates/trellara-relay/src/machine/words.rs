@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use trellara_envelope::{
     FlowName, FrameDigest, FrameOrdinal, Halt, Incarnation, Lsn, Marker, PositionReport,
-    SourceHistory, StreamSequence,
+    SourceHistory, StreamSequence, Xid,
 };
 use trellara_jetstream::publish::Outcome;
 use trellara_source::stream::Feedback;
@@ -141,10 +141,23 @@ pub enum Command {
         /// Messages from here on stay.
         below: StreamSequence,
     },
+    /// A transaction takes more than half of what the stream has for data: say so, once.
+    Warn(LargeTransaction),
     /// End this incarnation and begin another.
     Restart(Restart),
     /// Stop.
     Halt(Halt),
+}
+
+/// A transaction that may turn out not to fit into the stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LargeTransaction {
+    /// Its id on the source.
+    pub xid: Xid,
+    /// What it takes in the stream so far.
+    pub bytes: u64,
+    /// What the stream has for data.
+    pub limit: u64,
 }
 
 /// Why and how to begin another incarnation.

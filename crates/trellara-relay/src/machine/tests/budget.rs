@@ -51,6 +51,17 @@ impl Hand {
         purges.collect()
     }
 
+    fn warned(&self) -> Vec<u32> {
+        let warnings = self.said.iter().filter_map(|said| match said {
+            Command::Warn(large) => {
+                assert!(large.bytes > large.limit / 2, "{large:?}");
+                Some(large.xid.0)
+            }
+            _ => None,
+        });
+        warnings.collect()
+    }
+
     fn streams_no_more(&self) -> bool {
         matches!(self.said.last(), Some(Command::Restart(restart)) if restart.streaming_off)
     }
@@ -215,4 +226,38 @@ fn c18_rollbacks_are_published_early_and_more_of_them_than_fit_are_not_streamed(
         assert!(partial, "{count}: an abort frame long before 2,048 of them");
         assert_eq!(!hand.streams_no_more(), fits, "{count}");
     }
+}
+
+/// Before it halts the flow, a transaction that may not fit is named, once.
+#[test]
+fn c12_a_transaction_above_half_of_the_stream_is_warned_of_once() {
+    let small = Step::Commit {
+        xid: 700,
+        rows: rows(10, 100),
+    };
+    let large = Step::Commit {
+        xid: 701,
+        rows: rows(200, 100),
+    };
+    let streamed = block(702, 702, 100);
+    let script = Script {
+        steps: vec![small, large, streamed.clone(), streamed],
+    };
+    let mut walsender = Walsender::new(&script, START);
+    let mut hand = Hand::new(settings(Acknowledge::Published));
+    hand.filled(0, 120_000);
+    hand.send(&mut walsender);
+    assert!(hand.warned().is_empty());
+    // One change at a time, as they come from a slow source.
+    for payload in walsender.next().expect("the large one") {
+        hand.event(Event::CopyData(&payload));
+        hand.event(Event::GulpEnd);
+    }
+    assert_eq!(hand.warned(), [701]);
+    hand.filled(0, 120_000);
+    hand.send(&mut walsender);
+    assert_eq!(hand.warned(), [701]);
+    hand.send(&mut walsender);
+    hand.event(Event::Tick);
+    assert_eq!(hand.warned(), [701, 702], "{:?}", hand.said);
 }

@@ -440,7 +440,7 @@ impl<'a> World<'a> {
                     let event = Event::ReportChecked(report, fits);
                     self.answers.push((event, self.incarnation));
                 }
-                Command::Purge { .. } => {}
+                Command::Purge { .. } | Command::Warn(_) => {}
                 Command::Restart(restart) => self.over = Some(restart.streaming_off),
                 // Nothing shuts down here.
                 Command::ProbeSource => {
