@@ -3,6 +3,7 @@
 //! - `quickstart`: a real load arrives equal on the oldest and the newest server.
 //! - `bad_input`: what is found before anything is created; `damage`: what is found later.
 //! - `large`: one streamed transaction with kills in its middle; `records`: record keys.
+//! - `stall`: what does not move turns `/readyz` red and is named.
 //! - `connect`: connection strings, passwords and TLS, on every connection.
 //! - `durable`: what is acknowledged survives the target; `redelivery`: what comes twice.
 //! - `soak`: kills of everything under load, judged by the oracle.
@@ -28,4 +29,5 @@ mod redelivery;
 mod restart;
 mod scenario;
 mod soak;
+mod stall;
 mod types;

@@ -18,6 +18,7 @@ use crate::execute::{ApplyError, ApplyErrorKind, Executor, ExecutorOptions};
 use crate::lane::Held;
 use crate::ledger::{Ledger, LedgerIdentity};
 use crate::options::ApplierOptions;
+use crate::status::ApplierStatus;
 use crate::target::Catalog;
 use crate::trouble::{self, Trouble};
 
@@ -71,6 +72,8 @@ pub(crate) struct Source<'a> {
     pub(crate) reader: &'a Reader,
     pub(crate) options: &'a ApplierOptions,
     pub(crate) cancel: &'a CancellationToken,
+    /// Told of each piece that was read: as long as they come, nothing is stuck.
+    pub(crate) status: &'a ApplierStatus,
 }
 
 impl Writer {
@@ -143,7 +146,7 @@ impl Writer {
     ) -> Result<Committed, Failure> {
         let begun = Instant::now();
         // Read before the transaction begins: no lock is held while the broker is slow.
-        let aborted = chunks::aborted(source.reader, source.options, large).await?;
+        let aborted = chunks::aborted(source, large).await?;
         client.batch_execute(&self.held.begin()).await?;
         let written = self
             .write_large(client, from, (large, &aborted), to, source, set_wise)
@@ -166,8 +169,7 @@ impl Writer {
         source: &Source<'_>,
         set_wise: bool,
     ) -> Result<(Checkpoint, u64), Failure> {
-        let mut pieces =
-            ChunkStream::open(source.broker, source.reader, source.options, large).await?;
+        let mut pieces = ChunkStream::open(source, large).await?;
         let mut reader = ChangeReader::new(large.manifest.streamed, aborted);
         let mut executor = self.executor(client, set_wise);
         while let Some(piece) = pieces.next().await? {

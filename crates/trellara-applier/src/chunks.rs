@@ -1,13 +1,14 @@
 //! One large transaction, read from its chunk subject while it is being applied (C15, C16).
 
+use std::future::Future;
+
 use trellara_envelope::{
     Abort, AbortedSet, Body, Chunk, Frame, Halt, HaltCode, Incarnation, Manifest, RunningDigest,
     StreamSequence,
 };
-use trellara_jetstream::Broker;
-use trellara_jetstream::read::{Reader, StoredFrameBytes, SubjectReader};
+use trellara_jetstream::read::{StoredFrameBytes, SubjectReader};
 
-use crate::options::ApplierOptions;
+use crate::apply::Source;
 use crate::position;
 use crate::trouble::Trouble;
 
@@ -24,11 +25,7 @@ const UNMERGED: usize = 1 << 20;
 
 /// Reads the abort frames backwards from the last one, and checks them against the manifest. Their
 /// ranges come in falling order: they are gathered and sorted, not inserted.
-pub(crate) async fn aborted(
-    reader: &Reader,
-    options: &ApplierOptions,
-    large: Large<'_>,
-) -> Result<AbortedSet, Trouble> {
+pub(crate) async fn aborted(source: &Source<'_>, large: Large<'_>) -> Result<AbortedSet, Trouble> {
     let manifest = large.manifest;
     let mut ranges = Vec::new();
     let mut merge_at = UNMERGED;
@@ -37,10 +34,12 @@ pub(crate) async fn aborted(
         let Some(sequence) = at else {
             return Err(absent(large, &format!("abort frame {number}")).into());
         };
-        let Some(stored) = reader.get(sequence).await? else {
+        let Some(stored) = source.reader.get(sequence).await? else {
             return Err(absent(large, &format!("abort frame {number}")).into());
         };
-        let opened = position::open(reader, options, sequence, stored.payload).await?;
+        let opened =
+            position::open(source.reader, source.options, sequence, stored.payload).await?;
+        source.status.moved();
         let abort = match opened.frame {
             Frame {
                 body: Body::Abort(abort),
@@ -79,35 +78,25 @@ fn is_part(abort: &Abort, incarnation: Incarnation, number: u64, large: Large<'_
 /// Reads the chunks from first to last, each checked before it is handed out.
 pub(crate) struct ChunkStream<'a> {
     large: Large<'a>,
-    options: &'a ApplierOptions,
-    reader: &'a Reader,
+    source: &'a Source<'a>,
     subject: SubjectReader,
     digest: RunningDigest,
     next: u64,
 }
 
 impl<'a> ChunkStream<'a> {
-    pub(crate) async fn open(
-        broker: &Broker,
-        reader: &'a Reader,
-        options: &'a ApplierOptions,
-        large: Large<'a>,
-    ) -> Result<Self, Trouble> {
+    pub(crate) async fn open(source: &'a Source<'a>, large: Large<'a>) -> Result<Self, Trouble> {
+        let options = source.options;
         let subject = options
             .flow
             .open_subject(large.incarnation, large.manifest.xid);
-        let subject = SubjectReader::open(
-            broker,
-            &options.flow.stream(),
-            &subject,
-            large.manifest.first_sequence,
-            large.sequence,
-        )
-        .await?;
+        let stream = options.flow.stream();
+        let (first, last) = (large.manifest.first_sequence, large.sequence);
+        let opening = SubjectReader::open(source.broker, &stream, &subject, first, last);
+        let subject = bounded(source, large, opening).await??;
         Ok(Self {
             large,
-            options,
-            reader,
+            source,
             subject,
             digest: RunningDigest::new(),
             next: 0,
@@ -119,9 +108,11 @@ impl<'a> ChunkStream<'a> {
     /// interest.
     pub(crate) async fn next(&mut self) -> Result<Option<bytes::Bytes>, Trouble> {
         while self.next < self.large.manifest.chunks {
-            let Some(stored) = self.subject.next().await? else {
+            let next = bounded(self.source, self.large, self.subject.next());
+            let Some(stored) = next.await?? else {
                 return Err(absent(self.large, &format!("chunk {}", self.next)).into());
             };
+            self.source.status.moved();
             if let Some(piece) = self.check(stored).await? {
                 return Ok(Some(piece));
             }
@@ -130,8 +121,11 @@ impl<'a> ChunkStream<'a> {
     }
 
     async fn check(&mut self, stored: StoredFrameBytes) -> Result<Option<bytes::Bytes>, Trouble> {
-        let opened =
-            position::open(self.reader, self.options, stored.sequence, stored.payload).await?;
+        let Source {
+            reader, options, ..
+        } = self.source;
+        let opening = position::open(reader, options, stored.sequence, stored.payload);
+        let opened = bounded(self.source, self.large, opening).await??;
         let chunk = match &opened.frame.body {
             Body::Chunk(chunk) => *self.expect(chunk, opened.frame.header.incarnation)?,
             // Read already, before the first chunk.
@@ -196,6 +190,23 @@ impl<'a> ChunkStream<'a> {
         }
         Ok(())
     }
+}
+
+/// While it is waited for, a target transaction is open, with its locks; and our watch asks the
+/// session now and then, so that the server's own limit for idle transactions never strikes.
+async fn bounded<T>(
+    source: &Source<'_>,
+    large: Large<'_>,
+    reading: impl Future<Output = T>,
+) -> Result<T, Trouble> {
+    let limit = source.options.stall_timeout;
+    tokio::time::timeout(limit, reading).await.map_err(|_| {
+        Trouble::passing(format!(
+            "the broker sent no further chunk of transaction {} within {} s",
+            large.manifest.identity(),
+            limit.as_secs_f64()
+        ))
+    })
 }
 
 /// What is wrong with a chunked transaction's bytes; nothing of it is committed.

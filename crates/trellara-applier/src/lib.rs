@@ -45,4 +45,5 @@ pub use target::{Catalog, DeferrableConstraint, TargetColumn, TargetTable, Uniqu
 pub use checkpoint::{Checkpoint, StreamIdentity, Transport};
 pub use options::{ApplierOptions, HaltPolicy, RoleReplica, Standby};
 pub use run::run;
-pub use status::{ApplierSnapshot, ApplierState, ApplierStatus};
+pub use status::{ApplierSnapshot, ApplierState, ApplierStatus, Pending};
+pub use watch::blockers;

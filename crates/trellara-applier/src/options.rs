@@ -37,7 +37,8 @@ pub struct ApplierOptions {
     /// How long a batch in flight may take after a shutdown was asked for.
     pub shutdown_timeout: Duration,
     /// With messages waiting in the stream and none delivered for this long the consumer is
-    /// built anew.
+    /// built anew. A large transaction whose next chunk does not come for this long is rolled back
+    /// and begun again. A target session silent for about this long is looked at.
     pub stall_timeout: Duration,
 }
 

@@ -98,6 +98,7 @@ async fn attempt(
     }
     let work = async {
         let (target, watch) = TargetSession::connect(options).await?;
+        status.set_target_session(&target.session);
         let watched = async {
             let beginning = Attempt::begin(target, options, broker, cancel, status, instance);
             let mut attempt = Box::pin(beginning).await?;
@@ -105,7 +106,7 @@ async fn attempt(
         };
         tokio::select! {
             ended = watched => ended,
-            lost = watch.lost() => Err(lost),
+            lost = watch.lost(status) => Err(lost),
         }
     };
     let overdue = async {

@@ -72,12 +72,7 @@ impl TargetSession {
             ));
         };
         let (backend, identity, replica) = fitted?;
-        let watch = Watch::new(
-            Arc::clone(&session),
-            backend,
-            &options.target,
-            &options.flow,
-        );
+        let watch = Watch::new(Arc::clone(&session), backend, options);
         let fitted = Self {
             session,
             identity,

@@ -1,10 +1,15 @@
 //! What an applier says about itself: read by the endpoint, written by the loop.
 
-use std::sync::Mutex;
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
 
 use crate::metric;
-use trellara_envelope::{FlowName, Halt, Incarnation, LaneEpoch, Lsn, StreamSequence};
+use trellara_envelope::{
+    FlowName, Halt, Incarnation, LaneEpoch, Lsn, StreamSequence, TransactionIdentity,
+};
+use trellara_postgres::Session;
 
 /// The status of one applier; cheap to write, read at any time from any thread.
 #[derive(Debug, Default)]
@@ -31,6 +36,39 @@ struct Slow {
     replica_role: Option<bool>,
     target: Option<String>,
     last_error: Option<String>,
+    /// What is being carried into the target, and when it last moved.
+    pending: Option<(Work, Instant)>,
+    /// What the target's session was seen doing, and when.
+    sight: Option<(String, Instant)>,
+    session: Weak<Session>,
+}
+
+/// What is being carried into the target.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Work {
+    /// That many small transactions and the position behind them.
+    Batch(usize),
+    Large(TransactionIdentity),
+}
+
+impl fmt::Display for Work {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Work::Batch(0) => f.write_str("writing down the position"),
+            Work::Batch(1) => f.write_str("applying 1 transaction"),
+            Work::Batch(transactions) => write!(f, "applying {transactions} transactions"),
+            Work::Large(identity) => write!(f, "applying the large transaction {identity}"),
+        }
+    }
+}
+
+/// Work that has begun and not ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pending {
+    /// What it is, and what holds it up as far as that was seen.
+    pub what: String,
+    /// For how long nothing of it has moved: no answer of the target, no chunk from the stream.
+    pub still: Duration,
 }
 
 /// What the applier is doing.
@@ -83,6 +121,8 @@ pub struct ApplierSnapshot {
     pub target: Option<String>,
     /// The last fault, also after it passed.
     pub last_error: Option<String>,
+    /// What is under way; `None` while there is nothing to do.
+    pub pending: Option<Pending>,
     /// Transactions committed in the target by this process.
     pub transactions: u64,
     /// Row changes among them.
@@ -115,6 +155,7 @@ impl ApplierStatus {
             replica_role: slow.replica_role,
             target: slow.target.clone(),
             last_error: slow.last_error.clone(),
+            pending: slow.pending(),
             transactions: self.transactions.load(Relaxed),
             changes: self.changes.load(Relaxed),
             batches: self.batches.load(Relaxed),
@@ -142,6 +183,37 @@ impl ApplierStatus {
             | ApplierState::Stopped => {}
         }
         slow.state = state;
+        // Whatever was under way has ended with the attempt.
+        slow.pending = None;
+    }
+
+    /// The session that works on the target from now on.
+    pub(crate) fn set_target_session(&self, session: &Arc<Session>) {
+        let mut slow = self.slow();
+        slow.session = Arc::downgrade(session);
+        slow.sight = None;
+    }
+
+    /// Work begins.
+    pub(crate) fn begin(&self, work: Work) {
+        self.slow().pending = Some((work, Instant::now()));
+    }
+
+    /// A piece of it was read.
+    pub(crate) fn moved(&self) {
+        if let Some((_, moved)) = &mut self.slow().pending {
+            *moved = Instant::now();
+        }
+    }
+
+    /// It has ended.
+    pub(crate) fn end(&self) {
+        self.slow().pending = None;
+    }
+
+    /// What the target's session was just seen doing.
+    pub(crate) fn seen(&self, doing: String) {
+        self.slow().sight = Some((doing, Instant::now()));
     }
 
     pub(crate) fn set_session(&self, epoch: LaneEpoch, replica_role: bool, target: String) {
@@ -215,5 +287,48 @@ impl ApplierStatus {
         self.slow
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+impl Slow {
+    fn pending(&self) -> Option<Pending> {
+        let (work, moved) = self.pending.as_ref()?;
+        // Each answer of the target is progress, and costs the loop nothing to note.
+        let heard = self.session.upgrade().map(|session| session.silent_for());
+        let still = heard.map_or(moved.elapsed(), |heard| heard.min(moved.elapsed()));
+        let mut what = work.to_string();
+        // What was seen before the last progress is no longer true.
+        if let Some((doing, at)) = &self.sight
+            && at.elapsed() <= still
+        {
+            what = format!("{what}; {doing}");
+        }
+        Some(Pending { what, still })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_is_pending_until_it_ends_and_what_was_seen_before_it_is_not_said() {
+        let status = ApplierStatus::default();
+        assert_eq!(status.snapshot().pending, None);
+        status.seen("its session waits for a lock".to_owned());
+        status.begin(Work::Batch(2));
+        let pending = status.snapshot().pending.expect("work");
+        assert_eq!(pending.what, "applying 2 transactions");
+        status.seen("its session waits for a lock".to_owned());
+        let pending = status.snapshot().pending.expect("work");
+        assert_eq!(
+            pending.what,
+            "applying 2 transactions; its session waits for a lock"
+        );
+        status.end();
+        assert_eq!(status.snapshot().pending, None);
+        status.begin(Work::Batch(1));
+        status.set_state(ApplierState::Starting);
+        assert_eq!(status.snapshot().pending, None);
     }
 }

@@ -5,19 +5,25 @@
 //! statement under way waits for ever, and a long wait alone proves nothing: the statement may be
 //! blocked by somebody's lock. So a second session looks at what the first one's backend does.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use trellara_envelope::FlowName;
 use trellara_postgres::{ConnectError, ConnectErrorKind, ConnectOptions, Session, fault};
 
+use crate::options::ApplierOptions;
+use crate::status::ApplierStatus;
 use crate::trouble::Trouble;
 
 /// A session that said nothing for this long is asked: longer than the ten seconds after which an
-/// idle applier writes progress down, so that a healthy flow is never asked.
+/// idle applier writes progress down, so that a healthy flow is never asked. Less where less is a
+/// stall, so that what holds the session up is known by then.
 const QUIET: Duration = Duration::from_secs(20);
 /// An answer that takes longer stands behind a statement that takes long, or never comes.
 const ANSWER: Duration = Duration::from_secs(10);
+/// How often a resting watch notices that the session has said something.
+const NOTICE: Duration = Duration::from_secs(1);
 /// For connecting, and again for one small query.
 const LOOK: Duration = Duration::from_secs(10);
 /// Between two looks while there is doubt: an answer on its way has come by then.
@@ -36,10 +42,23 @@ SELECT pid, (extract(epoch FROM backend_start) * 1000000)::bigint \
   FROM pg_catalog.pg_stat_activity WHERE pid = pg_catalog.pg_backend_pid()";
 /// What it does. Its query is not asked for: that may hold values.
 const ACTIVITY: &str = "\
-SELECT coalesce(state, ''), coalesce(wait_event_type, ''), coalesce(wait_event, ''), \
-       CASE wait_event_type WHEN 'Lock' THEN pg_catalog.pg_blocking_pids(pid)::text ELSE '' END \
-  FROM pg_catalog.pg_stat_activity \
- WHERE pid = $1 AND (extract(epoch FROM backend_start) * 1000000)::bigint = $2";
+SELECT coalesce(a.state, ''), coalesce(a.wait_event_type, ''), coalesce(a.wait_event, ''), b.who \
+  FROM pg_catalog.pg_stat_activity AS a, ";
+const WHICH: &str = " \
+ WHERE a.pid = $1 AND (extract(epoch FROM a.backend_start) * 1000000)::bigint = $2";
+
+/// SQL: a lateral table of one row, whose column `who` names the sessions that the backend `pid`
+/// waits for; empty when it waits for nobody. What they are is shown to every role.
+pub fn blockers(pid: &str) -> String {
+    format!(
+        "LATERAL (\
+         SELECT coalesce(string_agg(DISTINCT CASE o.pid WHEN 0 THEN 'a prepared transaction' \
+                ELSE concat('pid ', o.pid, ' (', concat_ws(', ', s.usename, \
+                            nullif(s.application_name, '')), ')') END, ', '), '') AS who \
+           FROM unnest(pg_catalog.pg_blocking_pids({pid})) AS o (pid) \
+           LEFT JOIN pg_catalog.pg_stat_activity AS s ON s.pid = o.pid)"
+    )
+}
 
 /// A backend of the target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,6 +91,18 @@ enum Sight {
     WaitsForUs,
     /// The backend works, or waits for somebody else.
     Works(String),
+}
+
+impl fmt::Display for Sight {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Sight::Unreachable(reason) => write!(f, "is silent, and so is the target: {reason}"),
+            Sight::Refused(reason) => write!(f, "is silent, and may not be looked at: {reason}"),
+            Sight::Gone => f.write_str("is gone"),
+            Sight::WaitsForUs => f.write_str("waits for us"),
+            Sight::Works(doing) => write!(f, "is {doing}"),
+        }
+    }
 }
 
 /// Counts doubts.
@@ -109,33 +140,31 @@ pub(crate) struct Watch {
     backend: Backend,
     target: ConnectOptions,
     flow: FlowName,
+    quiet: Duration,
+    answer: Duration,
 }
 
 impl Watch {
-    pub(crate) fn new(
-        session: Arc<Session>,
-        backend: Backend,
-        target: &ConnectOptions,
-        flow: &FlowName,
-    ) -> Self {
+    pub(crate) fn new(session: Arc<Session>, backend: Backend, options: &ApplierOptions) -> Self {
+        let name = format!("trellara applier {} watch", options.flow);
         Self {
             session,
             backend,
-            target: target
-                .clone()
-                .with_application_name(&format!("trellara applier {flow} watch")),
-            flow: flow.clone(),
+            target: options.target.clone().with_application_name(&name),
+            flow: options.flow.clone(),
+            quiet: QUIET.min(options.stall_timeout / 2),
+            answer: ANSWER.min(options.stall_timeout / 3),
         }
     }
 
     /// Resolves when the session will not answer any more; whether a commit under way happened is
-    /// then for the ledger to say.
-    pub(crate) async fn lost(&self) -> Trouble {
+    /// then for the ledger to say. What the session is seen doing before goes into `status`.
+    pub(crate) async fn lost(&self, status: &ApplierStatus) -> Trouble {
         loop {
             self.quiet().await;
             let asked = Instant::now();
             if !self.answers().await
-                && let Some(reason) = self.look_since(asked).await
+                && let Some(reason) = self.look_since(asked, status).await
             {
                 let silent = self.session.silent_for().as_secs();
                 self.session.abandon();
@@ -147,7 +176,7 @@ impl Watch {
     }
 
     async fn quiet(&self) {
-        while let Some(rest) = QUIET.checked_sub(self.session.silent_for()) {
+        while let Some(rest) = self.quiet.checked_sub(self.session.silent_for()) {
             tokio::time::sleep(rest.max(Duration::from_millis(1))).await;
         }
     }
@@ -155,7 +184,7 @@ impl Watch {
     /// Whether the session answers at once. An empty statement needs no transaction and no
     /// snapshot, and may stand behind any other.
     async fn answers(&self) -> bool {
-        match tokio::time::timeout(ANSWER, self.session.client.batch_execute("")).await {
+        match tokio::time::timeout(self.answer, self.session.client.batch_execute("")).await {
             Ok(Err(_)) if self.session.is_closed() => {
                 // Whoever works on the session gets the reason.
                 std::future::pending().await
@@ -166,7 +195,7 @@ impl Watch {
     }
 
     /// Looks until the session has said something since `asked`, or is lost.
-    async fn look_since(&self, asked: Instant) -> Option<String> {
+    async fn look_since(&self, asked: Instant, status: &ApplierStatus) -> Option<String> {
         let mut judge = Judge::default();
         let mut said = None;
         loop {
@@ -181,15 +210,30 @@ impl Watch {
             if said.as_ref() != Some(&sight) {
                 self.say(&sight);
             }
-            tokio::time::sleep(match sight {
+            status.seen(format!("its session {} {sight}", self.backend.pid));
+            let rest = match sight {
                 Sight::Works(_) | Sight::Refused(_) => WORK,
                 Sight::Unreachable(_) | Sight::WaitsForUs | Sight::Gone => DOUBT,
-            })
-            .await;
+            };
             said = Some(sight);
-            if self.session.silent_for() < asked.elapsed() {
+            if self.spoke_within(rest, asked).await {
                 return None;
             }
+        }
+    }
+
+    /// Rests; ends early, and with true, when the session has said something since `asked`.
+    async fn spoke_within(&self, rest: Duration, asked: Instant) -> bool {
+        let until = Instant::now() + rest;
+        loop {
+            if self.session.silent_for() < asked.elapsed() {
+                return true;
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            tokio::time::sleep(left.min(NOTICE)).await;
         }
     }
 
@@ -202,7 +246,8 @@ impl Watch {
         };
         let Backend { pid, started } = self.backend;
         let which: [&(dyn tokio_postgres::types::ToSql + Sync); 2] = [&pid, &started];
-        let asked = session.client.query_opt(ACTIVITY, &which);
+        let activity = format!("{ACTIVITY}{} AS b{WHICH}", blockers("a.pid"));
+        let asked = session.client.query_opt(&activity, &which);
         match tokio::time::timeout(LOOK, asked).await {
             Ok(Ok(None)) => Sight::Gone,
             Ok(Ok(Some(row))) => seen(row.get(0), row.get(1), row.get(2), row.get(3)),
@@ -258,8 +303,8 @@ fn seen(state: &str, event_type: &str, event: &str, blockers: &str) -> Sight {
     }
     Sight::Works(match (event_type, blockers) {
         ("", _) => state.to_owned(),
-        (_, "" | "{}") => format!("{state}, waiting for {event_type} {event}"),
-        _ => format!("{state}, waiting for {event_type} {event} of backends {blockers}"),
+        (_, "") => format!("{state}, waiting for {event_type} {event}"),
+        _ => format!("{state}, waiting for {event_type} {event}, held by {blockers}"),
     })
 }
 
@@ -280,7 +325,7 @@ mod tests {
     fn a_backend_that_works_or_is_blocked_is_waited_for_for_ever() {
         let mut judge = Judge::default();
         for _ in 0..1000 {
-            let works = seen("active", "Lock", "relation", "{17}");
+            let works = seen("active", "Lock", "relation", "pid 17 ()");
             assert_eq!(judge.judge(&works), None);
             assert_eq!(judge.judge(&Sight::Refused("no slot".to_owned())), None);
         }
@@ -329,8 +374,13 @@ mod tests {
             "active, waiting for IO DataFileRead"
         );
         assert_eq!(
-            works("active", "Lock", "transactionid", "{12,14}"),
-            "active, waiting for Lock transactionid of backends {12,14}"
+            works(
+                "active",
+                "Lock",
+                "transactionid",
+                "pid 12 (ann, psql), pid 14 (bob)"
+            ),
+            "active, waiting for Lock transactionid, held by pid 12 (ann, psql), pid 14 (bob)"
         );
     }
 }

@@ -139,6 +139,15 @@ impl Daemon {
         Some(answer.split_whitespace().nth(1)? == "200")
     }
 
+    /// What it says on `/readyz` about the daemons that are not ready, when it answers within two
+    /// seconds.
+    pub async fn failing(&self) -> Option<serde_json::Value> {
+        let answer = self.get("/readyz").await?;
+        let said: serde_json::Value =
+            serde_json::from_str(answer.split_once("\r\n\r\n")?.1).ok()?;
+        Some(said["failing"].clone())
+    }
+
     /// What one of its counters says on `/status`.
     pub async fn counter(&self, name: &str) -> Option<u64> {
         let status = self.status().await?;

@@ -3,11 +3,15 @@
 //! These types are the JSON form; nothing else derives `Serialize`.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use trellara_applier::{ApplierSnapshot, ApplierState};
 use trellara_envelope::{FlowName, Halt, Lsn};
 use trellara_relay::{RelayState, StatusSnapshot};
+
+/// A target transaction that takes less long is the ordinary course of things.
+const WORTH_SAYING: Duration = Duration::from_secs(1);
 
 /// Everything one process says.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -28,6 +32,9 @@ pub(crate) struct DaemonReport {
     /// Why it is not ready, or what it waits for.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) reason: Option<String>,
+    /// How long that has lasted; of an applier: how long nothing of what is under way has moved.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(crate) waiting_seconds: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) last_error: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -97,6 +104,9 @@ impl DaemonReport {
             state: state.to_owned(),
             ready: relay.state == RelayState::Streaming,
             reason: text(&relay.waiting_for),
+            waiting_seconds: relay
+                .waiting_since
+                .map(|since| since.elapsed().as_secs_f64()),
             last_error: text(&relay.last_error),
             halt: relay.halt.as_ref().map(HaltReport::from),
             incarnation: relay.incarnation.0,
@@ -115,6 +125,10 @@ impl DaemonReport {
     }
 
     pub(crate) fn of_applier(flow: &FlowName, applier: &ApplierSnapshot) -> Self {
+        let still = applier
+            .pending
+            .as_ref()
+            .filter(|pending| pending.still >= WORTH_SAYING);
         let (state, reason, halt) = match &applier.state {
             ApplierState::Starting => ("starting", None, None),
             ApplierState::Standby { holder } => (
@@ -122,7 +136,7 @@ impl DaemonReport {
                 Some(format!("the lane is held by {holder}")),
                 None,
             ),
-            ApplierState::Running => ("running", None, None),
+            ApplierState::Running => ("running", still.map(|pending| pending.what.clone()), None),
             ApplierState::Retrying { reason } => ("retrying", Some(reason.clone()), None),
             ApplierState::Halted { halt, probing } => {
                 let then = if *probing {
@@ -167,6 +181,7 @@ impl DaemonReport {
                 ApplierState::Running | ApplierState::Standby { .. }
             ),
             reason,
+            waiting_seconds: still.map(|pending| pending.still.as_secs_f64()),
             last_error: applier.last_error.clone(),
             halt,
             incarnation: applier.incarnation.0,

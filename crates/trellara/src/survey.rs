@@ -3,7 +3,7 @@
 //! Each part is asked on its own: one that does not answer is named, and the others still count.
 
 use serde::Serialize;
-use trellara_applier::ledger;
+use trellara_applier::{blockers, ledger};
 use trellara_envelope::{Body, CommitTime, Frame, Lane, Lsn, StreamSequence};
 use trellara_jetstream::{Broker, BrokerErrorKind, read::Reader, topology};
 use trellara_postgres::insert_position;
@@ -84,6 +84,9 @@ pub(crate) struct TargetFacts {
     pub(crate) lsn_applied: Option<String>,
     pub(crate) stream_sequence: Option<u64>,
     pub(crate) holder: Option<String>,
+    /// Sessions with a lock that the holder waits for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) waits_for: Option<String>,
     pub(crate) epoch: i64,
     #[serde(skip)]
     applied: Option<Lsn>,
@@ -215,11 +218,15 @@ async fn ask_target(config: &Config) -> Result<TargetFacts, Failure> {
     let holder = session
         .client
         .query_opt(
-            "SELECT l.epoch, CASE WHEN s.pid IS NOT NULL THEN l.holder_name END \
-               FROM trellara.lane AS l \
-               LEFT JOIN pg_stat_activity AS s \
-                      ON s.pid = l.holder_pid AND s.backend_start = l.holder_started \
-              WHERE l.flow = $1 AND l.lane = 0",
+            &format!(
+                "SELECT l.epoch, CASE WHEN s.pid IS NOT NULL THEN l.holder_name END, b.who \
+                   FROM trellara.lane AS l \
+                   LEFT JOIN pg_stat_activity AS s \
+                          ON s.pid = l.holder_pid AND s.backend_start = l.holder_started, \
+                        {} AS b \
+                  WHERE l.flow = $1 AND l.lane = 0",
+                blockers("s.pid")
+            ),
             &[&config.flow.as_str()],
         )
         .await?;
@@ -231,6 +238,10 @@ async fn ask_target(config: &Config) -> Result<TargetFacts, Failure> {
             .as_ref()
             .map(|checkpoint| checkpoint.transport.sequence.0),
         epoch: holder.as_ref().map_or(0, |row| row.get(0)),
+        waits_for: holder
+            .as_ref()
+            .map(|row| row.get::<_, String>(2))
+            .filter(|who| !who.is_empty()),
         holder: holder.and_then(|row| row.get(1)),
         applied: checkpoint.map(|checkpoint| checkpoint.end_lsn),
     })
@@ -298,7 +309,15 @@ fn blocks(
         let why = halt
             .or_else(|| daemon.reason.clone())
             .unwrap_or_else(|| daemon.state.clone());
-        blocks.push(format!("the {} is {}: {why}", daemon.role, daemon.state));
+        // A stall says for how long by itself.
+        let lasting = match daemon.waiting_seconds {
+            Some(seconds) if daemon.state == "waiting" => format!(" for {seconds:.0} s"),
+            _ => String::new(),
+        };
+        blocks.push(format!(
+            "the {} is {}{lasting}: {why}",
+            daemon.role, daemon.state
+        ));
     }
     match source {
         Part::Unknown { error } => blocks.push(error.clone()),
@@ -336,6 +355,11 @@ fn blocks(
                 blocks.push("the flow is not set up in the target".to_owned());
             } else if target.holder.is_none() {
                 blocks.push("no applier is connected to the target".to_owned());
+            }
+            if let Some(who) = &target.waits_for {
+                blocks.push(format!(
+                    "the applier waits for a lock on the target, held by {who}"
+                ));
             }
         }
     }

@@ -12,6 +12,7 @@ use crate::batch::Batch;
 use crate::checkpoint::Checkpoint;
 use crate::chunks::Large;
 use crate::report::Reporter;
+use crate::status::Work;
 use crate::trouble::Trouble;
 
 impl Attempt<'_> {
@@ -20,6 +21,13 @@ impl Attempt<'_> {
         if !self.batch.moved() {
             return Ok(());
         }
+        self.status.begin(Work::Batch(self.batch.units().len()));
+        let written = self.commit_batch().await;
+        self.status.end();
+        written
+    }
+
+    async fn commit_batch(&mut self) -> Result<(), Trouble> {
         let committing = self.writer.commit(
             &self.target.session.client,
             &self.durable,
@@ -61,6 +69,7 @@ impl Attempt<'_> {
             self.durable = committed.checkpoint.clone();
             self.count(&committed);
             self.show();
+            self.status.moved();
         }
         let (to, keep_from) = (self.batch.to().clone(), self.batch.keep_from());
         let last = Checkpoint {
@@ -81,6 +90,7 @@ impl Attempt<'_> {
 
     pub(super) async fn apply_large(&mut self, large: Large<'_>) -> Result<(), Trouble> {
         let identity = large.manifest.identity();
+        self.status.begin(Work::Large(identity));
         let committed = match self.commit_large(large, true).await {
             Err(Failure::Change(error)) if apply::blames_a_transaction(&error) => {
                 tracing::warn!(
@@ -94,7 +104,9 @@ impl Attempt<'_> {
         let committed = committed.map_err(|failure| apply::blame(failure, &identity))?;
         self.trimmer
             .transaction_applied(large.incarnation, large.manifest.xid);
-        self.committed(committed).await
+        let done = self.committed(committed).await;
+        self.status.end();
+        done
     }
 
     async fn commit_large(
@@ -107,6 +119,7 @@ impl Attempt<'_> {
             reader: &self.reader,
             options: self.options,
             cancel: self.cancel,
+            status: self.status,
         };
         let client = &self.target.session.client;
         let (from, to) = (&self.durable, self.batch.to());

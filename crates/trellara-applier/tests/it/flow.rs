@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tokio::task::JoinHandle;
@@ -11,8 +11,8 @@ use tokio_postgres::{Client, NoTls};
 use tokio_util::sync::CancellationToken;
 use trellara_applier::lane::{self, FlowIntent, FlowState};
 use trellara_applier::{
-    ApplierOptions, ApplierStatus, Checkpoint, HaltPolicy, StreamIdentity, Transport, ledger,
-    schema,
+    ApplierOptions, ApplierSnapshot, ApplierStatus, Checkpoint, HaltPolicy, StreamIdentity,
+    Transport, ledger, schema,
 };
 use trellara_envelope::{
     Body, BundleEntry, Chunk, CommitTime, FlowName, Frame, FrameDigest, FrameOrdinal, Genesis,
@@ -184,6 +184,11 @@ pub(crate) fn genesis_checkpoint(flow: &FlowName) -> Checkpoint {
 
 /// The records of a transaction that inserts `(id, 'x')` for each id.
 pub(crate) fn inserts(ids: &[i32], xid: Option<u32>) -> Vec<u8> {
+    inserts_of("x", ids, xid)
+}
+
+/// The same with another value in each row.
+fn inserts_of(value: &str, ids: &[i32], xid: Option<u32>) -> Vec<u8> {
     let mut out = Vec::new();
     let prefix = |kind: u8| {
         let mut message = vec![kind];
@@ -208,7 +213,7 @@ pub(crate) fn inserts(ids: &[i32], xid: Option<u32>) -> Vec<u8> {
         insert.extend(4711u32.to_be_bytes());
         insert.push(b'N');
         insert.extend(2u16.to_be_bytes());
-        for value in [id.to_string().as_str(), "x"] {
+        for value in [id.to_string().as_str(), value] {
             insert.push(b't');
             insert.extend((value.len() as u32).to_be_bytes());
             insert.extend(value.as_bytes());
@@ -236,10 +241,15 @@ pub(crate) struct Flow {
 
 impl Flow {
     pub(crate) async fn new(version: u32) -> Self {
+        Self::with_broker(version, nats_url()).await
+    }
+
+    /// The same on a broker that the test may stop.
+    pub(crate) async fn with_broker(version: u32, url: String) -> Self {
         let target = Target::new(version).await;
         let name: FlowName = target.name.parse().unwrap();
         let options = NatsOptions {
-            url: nats_url(),
+            url,
             ..NatsOptions::default()
         };
         let broker = Broker::connect(&options).await.unwrap();
@@ -386,11 +396,22 @@ impl Flow {
 
     /// The chunks of a transaction and its manifest, which `damage` may change.
     pub(crate) async fn large(&mut self, ids: &[i32], damage: impl FnOnce(&mut Manifest)) {
+        self.large_of("x", ids, 50, damage).await;
+    }
+
+    /// The same with another value in each row, and chunks of that many bytes.
+    pub(crate) async fn large_of(
+        &mut self,
+        value: &str,
+        ids: &[i32],
+        chunk: usize,
+        damage: impl FnOnce(&mut Manifest),
+    ) {
         let xid = Xid(900 + self.position as u32);
-        let records = inserts(ids, Some(xid.0));
+        let records = inserts_of(value, ids, Some(xid.0));
         let mut running = RunningDigest::new();
         let first = self.sequence + 1;
-        let pieces: Vec<&[u8]> = records.chunks(50).collect();
+        let pieces: Vec<&[u8]> = records.chunks(chunk).collect();
         for (number, piece) in pieces.iter().enumerate() {
             running.update(piece);
             let chunk = Chunk {
@@ -537,6 +558,19 @@ impl Running {
     pub(crate) async fn stop(self) {
         self.cancel.cancel();
         self.ended().await.expect("no halt");
+    }
+
+    /// Waits until the status is as wanted.
+    pub(crate) async fn shows(&self, wanted: impl Fn(&ApplierSnapshot) -> bool) -> ApplierSnapshot {
+        let began = Instant::now();
+        loop {
+            let status = self.status.snapshot();
+            if wanted(&status) {
+                return status;
+            }
+            assert!(began.elapsed() < PATIENCE, "it stays {status:?}");
+            tokio::task::yield_now().await;
+        }
     }
 
     pub(crate) async fn halt(self) -> Halt {

@@ -3,5 +3,6 @@
 mod execute;
 mod flow;
 mod ledger;
+mod stall;
 mod stream;
 mod trim;

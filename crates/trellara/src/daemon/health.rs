@@ -87,7 +87,8 @@ impl Health {
                 since: Instant::now(),
             };
         }
-        let stalled = seen.since.elapsed();
+        let still = Duration::from_secs_f64(held_up(&report));
+        let stalled = seen.since.elapsed().max(still);
         if stalled >= self.stall_timeout {
             report.ready = false;
             let seconds = stalled.as_secs();
@@ -98,6 +99,15 @@ impl Health {
             report.reason = Some(format!("no progress for {seconds} s{waiting}"));
         }
         report
+    }
+}
+
+/// For how long what a running applier has in hand has not moved. It says so itself: a large
+/// transaction moves long before any position does.
+fn held_up(report: &DaemonReport) -> f64 {
+    match (report.state.as_str(), report.waiting_seconds) {
+        ("running", Some(seconds)) => seconds,
+        _ => 0.0,
     }
 }
 

@@ -64,6 +64,30 @@ fn unacknowledged_frames_that_do_not_move_are_a_stall_until_they_do() {
 }
 
 #[test]
+fn a_running_applier_whose_work_does_not_move_is_a_stall_that_says_what_holds_it_up() {
+    let seconds = std::sync::Arc::new(AtomicU64::new(29));
+    let still = seconds.clone();
+    let health = health(Duration::from_secs(30), move || DaemonReport {
+        role: "applier".to_owned(),
+        state: "running".to_owned(),
+        ready: true,
+        reason: Some("applying 1 transaction; its session 7 waits".to_owned()),
+        waiting_seconds: Some(still.load(Relaxed) as f64),
+        ..DaemonReport::default()
+    });
+    assert!(health.reports()[0].ready, "not yet");
+    seconds.store(31, Relaxed);
+    let stalled = health.reports().remove(0);
+    assert!(!stalled.ready);
+    assert_eq!(
+        stalled.reason.as_deref(),
+        Some("no progress for 31 s: applying 1 transaction; its session 7 waits")
+    );
+    seconds.store(0, Relaxed);
+    assert!(health.reports()[0].ready, "it moved");
+}
+
+#[test]
 fn an_idle_daemon_is_no_stall() {
     let health = health(Duration::from_millis(1), || streaming(0));
     let began = Instant::now();
