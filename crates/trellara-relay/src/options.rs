@@ -34,7 +34,7 @@ pub struct RelayOptions {
     /// early (C18).
     pub unfinished_bytes: usize,
     /// Published chunks of transactions still open on the source; beyond it streaming is switched
-    /// off (C12). `None`: half of what the stream may hold.
+    /// off (C12). `None`: half of what the stream may hold, and 5 GiB when that has no limit.
     pub open_bytes: Option<u64>,
     /// How long a source that shuts down is left waiting for a confirmation (C04).
     pub shutdown_grace: Duration,

@@ -13,9 +13,18 @@ use super::{Command, LargeTransaction, Machine, Phase, Restart};
 /// there is nothing left to trim.
 const STUCK_AFTER: Duration = Duration::from_secs(10);
 
+/// What open transactions may take where nobody limits the stream, which is half of the limit
+/// that `trellara setup` gives it. Without any they would fill the broker's disk, which is not
+/// this flow's alone.
+const OPEN_BYTES_UNLIMITED: u64 = 5 << 30;
+
 impl Machine {
     /// Gives open transactions up when they take more than they may.
     pub(super) fn check_budget(&mut self, now: Duration, out: &mut Vec<Command>) {
+        if self.phase == Phase::Aborting {
+            self.finish_aborting(out);
+            return;
+        }
         if self.phase != Phase::Streaming {
             return;
         }
@@ -27,7 +36,9 @@ impl Machine {
         self.phase = Phase::Aborting;
         let sent = self.frames.drop_unsent();
         self.assembler.abort_all(sent, &mut self.frames);
-        self.frames.pump(now, out);
+        if !self.frames.is_refused() {
+            self.frames.pump(now, out);
+        }
         self.finish_aborting(out);
     }
 
@@ -57,9 +68,7 @@ impl Machine {
         }
         let streamed = self.assembler.streamed.stored();
         let large = self.assembler.large().map_or(0, |(_, stored)| stored);
-        let max = self.frames.space.max_bytes();
-        let budget = self.settings.open_bytes.or(max.map(|max| max / 2));
-        if budget.is_some_and(|budget| streamed > budget) {
+        if streamed > self.open_budget() {
             return Some("open transactions exceed their budget in the stream");
         }
         let held = self.frames.is_held() && streamed > 0;
@@ -79,8 +88,18 @@ impl Machine {
             .then_some("everything is applied, and open transactions keep the stream full")
     }
 
+    /// What open transactions may take in the stream.
+    pub(super) fn open_budget(&self) -> u64 {
+        let half = self.frames.space.max_bytes().map(|max| max / 2);
+        let chosen = self.settings.open_bytes.or(half);
+        chosen.unwrap_or(OPEN_BYTES_UNLIMITED)
+    }
+
+    /// Begins another incarnation once the abort frames are stored. Where the broker has no room
+    /// they never would be: they stand behind data that does not fit. Then what they name is
+    /// removed all the same, and the next incarnation's marker says that it is garbage (C13).
     pub(super) fn finish_aborting(&mut self, out: &mut Vec<Command>) {
-        if !self.frames.is_idle() {
+        if !self.frames.is_idle() && !self.frames.is_refused() {
             return;
         }
         // Only theirs: the incarnation's other chunks may belong to a transaction that has

@@ -72,7 +72,7 @@ impl Machine {
                 "the stream's last sequence is another".to_owned()
             }
             Outcome::Full => {
-                self.frames.full_until = Some(now + RETRY_AFTER);
+                self.frames.refuse(now + RETRY_AFTER);
                 "the stream is full".to_owned()
             }
             Outcome::TooLarge { limit } => {

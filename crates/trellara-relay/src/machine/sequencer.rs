@@ -80,9 +80,11 @@ pub(super) struct Sequencer {
     /// Nothing is sent: an outcome is in doubt.
     pub(super) paused: bool,
     /// Not before this time, after the broker said that the stream is full.
-    pub(super) full_until: Option<Duration>,
+    full_until: Option<Duration>,
     /// The oldest unsent frame does not fit into the stream.
     held: bool,
+    /// The broker refused a frame for lack of room, and has stored none since.
+    refused: bool,
 }
 
 impl Sequencer {
@@ -107,6 +109,7 @@ impl Sequencer {
             paused: false,
             full_until: None,
             held: false,
+            refused: false,
         }
     }
 
@@ -145,9 +148,21 @@ impl Sequencer {
         self.window.is_empty()
     }
 
-    /// Whether the oldest unsent frame does not fit into the stream.
+    /// Whether the oldest frame that is not stored does not fit into the stream.
     pub(super) fn is_held(&self) -> bool {
-        self.held || self.full_until.is_some()
+        self.held || self.refused
+    }
+
+    /// Whether the broker has no room for any frame, whatever the stream's own limit says: its
+    /// disk or its account may be full.
+    pub(super) fn is_refused(&self) -> bool {
+        self.refused
+    }
+
+    /// The broker has no room; the next attempt is at `again`.
+    pub(super) fn refuse(&mut self, again: Duration) {
+        self.full_until = Some(again);
+        self.refused = true;
     }
 
     /// Builds the next frame and puts it into the window; [`Sequencer::pump`] sends it.
@@ -283,6 +298,7 @@ impl Sequencer {
         }
         let frame = self.window.pop_front()?;
         self.window_bytes -= frame.payload.len();
+        self.refused = false;
         self.acknowledged = Tail {
             sequence: frame.sequence,
             ordinal: frame.ordinal,

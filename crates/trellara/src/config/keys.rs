@@ -202,7 +202,7 @@ pub(crate) const KEYS: &[Key] = &[
         "nats.open_bytes",
         "auto | size",
         Some("auto"),
-        "What open transactions may fill of it; above, PostgreSQL spools them. auto: half of max_bytes.",
+        "What open transactions may fill of it; above, PostgreSQL spools them. auto: half of max_bytes, and 5GiB in a stream without a limit.",
     ),
     now(
         "nats.history",

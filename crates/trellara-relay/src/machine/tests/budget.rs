@@ -181,6 +181,66 @@ fn c12_open_transactions_give_way_when_all_is_applied_and_nothing_fits() {
     assert_eq!(hand.purged(), ["trellara.shop.open.1.700"]);
 }
 
+/// The broker's disk or account is full, whatever the stream's own limit says: it refuses every
+/// frame, abort frames too.
+#[test]
+fn c12_open_transactions_give_way_when_the_broker_refuses_everything() {
+    let commit = |xid| Step::Commit {
+        xid,
+        rows: rows(1, 100),
+    };
+    let script = Script {
+        steps: vec![commit(701), block(700, 700, 5), commit(702)],
+    };
+    let mut walsender = Walsender::new(&script, START);
+    let mut hand = Hand::new(settings(Acknowledge::Published));
+    hand.send(&mut walsender);
+    hand.send(&mut walsender);
+    hand.all_applied();
+    hand.full = true;
+    hand.send(&mut walsender);
+    let mut ticks = 0;
+    while !hand.machine.is_over() {
+        hand.now += Duration::from_millis(100);
+        hand.event(Event::Tick);
+        ticks += 1;
+        assert!(ticks < 120, "{:?}", hand.machine.status());
+    }
+    assert!(ticks >= 100, "it may still be trimming: {ticks}");
+    assert!(hand.streams_no_more(), "{:?}", hand.said.last());
+    assert_eq!(hand.purged(), ["trellara.shop.open.1.700"]);
+}
+
+/// Abort frames that are on their way when the broker begins to refuse are not waited for.
+#[test]
+fn c12_abort_frames_that_do_not_fit_are_not_waited_for() {
+    let mut settings = settings(Acknowledge::Published);
+    settings.open_bytes = Some(4_000);
+    let script = Script {
+        steps: vec![block(700, 700, 10), block(700, 700, 60)],
+    };
+    let mut walsender = Walsender::new(&script, START);
+    let mut hand = Hand::new(settings);
+    hand.send(&mut walsender);
+    assert!(!hand.machine.is_over());
+    hand.full = true;
+    hand.send(&mut walsender);
+    hand.event(Event::Tick);
+    assert!(hand.streams_no_more(), "{:?}", hand.machine.status());
+    assert_eq!(hand.purged(), ["trellara.shop.open.1.700"]);
+}
+
+#[test]
+fn c12_open_transactions_have_a_budget_without_a_limit_of_the_stream() {
+    let mut hand = Hand::new(settings(Acknowledge::Published));
+    assert_eq!(hand.machine.open_budget(), 5 << 30);
+    hand.filled(0, 100_000);
+    assert_eq!(hand.machine.open_budget(), 50_000);
+    let mut chosen = settings(Acknowledge::Published);
+    chosen.open_bytes = Some(7);
+    assert_eq!(Hand::new(chosen).machine.open_budget(), 7);
+}
+
 #[test]
 fn c18_unfinished_chunks_share_one_budget() {
     let block = |xid| Step::Block {

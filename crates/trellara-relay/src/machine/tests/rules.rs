@@ -25,6 +25,8 @@ pub(super) struct Hand {
     pub(super) said: Vec<Command>,
     /// What is on its way and not answered, where the test asks for it.
     pub(super) held: Option<Vec<Publish>>,
+    /// The broker has no room for anything.
+    pub(super) full: bool,
 }
 
 impl Hand {
@@ -42,6 +44,7 @@ impl Hand {
             now: Duration::ZERO,
             said: Vec::new(),
             held: None,
+            full: false,
         };
         hand.carry_out(out);
         hand
@@ -72,7 +75,10 @@ impl Hand {
             match (command, &mut self.held) {
                 (Command::Publish(publish), Some(held)) => held.push(publish),
                 (Command::Publish(publish), None) => {
-                    let outcome = self.stream.publish(&publish);
+                    let outcome = match self.full {
+                        true => Outcome::Full,
+                        false => self.stream.publish(&publish),
+                    };
                     self.answer(&publish, outcome);
                 }
                 (Command::ReadTail, None) => {
