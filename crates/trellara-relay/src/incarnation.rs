@@ -18,7 +18,7 @@ use crate::asking::{self, Answer, Question};
 use crate::facts;
 use crate::machine::{Command, Event, Machine, MachineStatus};
 use crate::metrics::Metrics;
-use crate::opening::{open, settings};
+use crate::opening::{largest_message, open, settings};
 use crate::{RelayOptions, RelayState, RelayStatus};
 
 /// How an incarnation, or the attempt to begin one, ended.
@@ -68,6 +68,8 @@ struct Incarnate<'a> {
     purges: FuturesUnordered<Pin<Box<dyn Future<Output = Answer> + Send>>>,
     asking: asking::Asker,
     schedule: Schedule,
+    /// The stream's own limit of a message, in bytes.
+    max_message: Option<u64>,
     began: Instant,
     taken: MachineStatus,
     commands: Vec<Command>,
@@ -94,7 +96,7 @@ pub(crate) async fn run(
         Err(end) => return end,
     };
     let number = opened.start.incarnation;
-    let settings = settings(options, broker);
+    let settings = settings(options, broker, opened.max_message);
     let began = Instant::now();
     let mut commands = Vec::new();
     let marker = opened.start.marker.clone();
@@ -125,6 +127,7 @@ pub(crate) async fn run(
             opened.publication,
         ),
         schedule: Schedule::new(),
+        max_message: opened.max_message,
         began,
         taken: MachineStatus::default(),
         commands,
@@ -224,7 +227,8 @@ impl Incarnate<'_> {
     }
 
     fn tick(&mut self) {
-        self.event(Event::MaxPayload(self.broker.max_payload()));
+        let largest = largest_message(self.broker, self.max_message);
+        self.event(Event::MaxPayload(largest));
         self.event(Event::Tick);
         self.take_status();
         let now = self.now();
@@ -287,6 +291,7 @@ impl Incarnate<'_> {
             Answer::Stream(facts) => {
                 self.schedule.asking_space = false;
                 if let Some(facts) = facts {
+                    self.max_message = facts.max_message_bytes;
                     self.event(Event::Stream {
                         space: facts::space(&facts),
                         target: facts.target().map(str::to_owned),

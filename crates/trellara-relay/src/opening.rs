@@ -23,6 +23,10 @@ use crate::{RelayOptions, RelayState, RelayStatus};
 /// A question to the source is given up after this long.
 const SOURCE_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// A message cannot be smaller than this: a marker names up to a thousand tables, an abort frame
+/// two thousand rollbacks.
+const LEAST_MESSAGE: usize = 64 << 10;
+
 /// Everything that must be there before the machine begins.
 pub(crate) struct Opened {
     pub(crate) stream: ReplicationStream,
@@ -31,6 +35,8 @@ pub(crate) struct Opened {
     pub(crate) reports: CoreSubscription,
     pub(crate) publication: PublicationFacts,
     pub(crate) start: Start,
+    /// Of the stream, in bytes; `None` leaves it to the server.
+    pub(crate) max_message: Option<u64>,
 }
 
 pub(crate) async fn open(
@@ -75,6 +81,8 @@ pub(crate) async fn open(
         .subscribe_core(&options.flow.position_subject())
         .await
         .map_err(unheard)?;
+    let max_message = facts.stream.as_ref().and_then(|s| s.max_message_bytes);
+    check_messages(broker, max_message, &stream_name)?;
     let incarnation = Incarnation(known.max(tail.incarnation).0 + 1);
     let target = facts.stream.as_ref().and_then(|stream| stream.target());
     let space = facts
@@ -98,6 +106,7 @@ pub(crate) async fn open(
         reports,
         publication,
         start,
+        max_message,
     })
 }
 
@@ -146,7 +155,32 @@ fn marker(history: &SourceHistory, publication: &PublicationFacts) -> Marker {
     }
 }
 
-pub(crate) fn settings(options: &RelayOptions, broker: &Broker) -> Settings {
+/// The largest message that fits into the server's limit and into the stream's own.
+pub(crate) fn largest_message(broker: &Broker, stream: Option<u64>) -> usize {
+    let stream = stream.and_then(|bytes| usize::try_from(bytes).ok());
+    broker.max_payload().min(stream.unwrap_or(usize::MAX))
+}
+
+/// Beginning again would not make a frame fit.
+fn check_messages(broker: &Broker, stream: Option<u64>, name: &str) -> Result<(), End> {
+    let largest = largest_message(broker, stream);
+    if largest >= LEAST_MESSAGE {
+        return Ok(());
+    }
+    Err(Halt::new(
+        HaltCode::Broker,
+        format!("stream {name} takes messages of at most {largest} bytes"),
+        "the relay needs 65536: raise the stream's max_msg_size with `nats stream edit \
+         --max-msg-size`, or max_payload on the server",
+    )
+    .into())
+}
+
+pub(crate) fn settings(
+    options: &RelayOptions,
+    broker: &Broker,
+    max_message: Option<u64>,
+) -> Settings {
     Settings {
         flow: options.flow.clone(),
         acknowledge: options.acknowledge,
@@ -159,7 +193,7 @@ pub(crate) fn settings(options: &RelayOptions, broker: &Broker) -> Settings {
         shutdown_grace: options.shutdown_grace,
         heartbeat_interval: options.heartbeat_interval,
         membership_interval: options.membership_interval,
-        max_payload: broker.max_payload(),
+        max_payload: largest_message(broker, max_message),
     }
 }
 

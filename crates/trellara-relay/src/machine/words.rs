@@ -85,7 +85,7 @@ pub enum Event<'a> {
         /// [`MachineStatus::last_sequence`] when they were asked for.
         floor: StreamSequence,
     },
-    /// The largest message the broker takes, in bytes.
+    /// The largest message that the broker and the stream take, in bytes.
     MaxPayload(usize),
     /// The publication still has the members of the marker (C06).
     MembershipPassed,
@@ -194,7 +194,7 @@ pub struct Settings {
     pub heartbeat_interval: Duration,
     /// See [`crate::RelayOptions`].
     pub membership_interval: Duration,
-    /// The largest message the broker takes.
+    /// The largest message that the broker and the stream take.
     pub max_payload: usize,
 }
 

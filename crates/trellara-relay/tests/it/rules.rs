@@ -227,6 +227,32 @@ async fn c12_an_open_transaction_cannot_fill_the_stream() {
     relay.stop().await;
 }
 
+/// A stream may take smaller messages than its server (B43). Frames are cut to fit, also when that
+/// changes while the relay runs; below what every frame needs it says so instead of trying for ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn b43_a_stream_that_takes_only_small_messages_is_filled_with_them() {
+    let mut world = World::new(Wishes::default(), TABLE).await;
+    let relay = world.start();
+    relay.streaming().await;
+    world.edit_max_message(64 << 10).await;
+    world.sql("INSERT INTO t VALUES (1, repeat('x', 1000000))");
+    world
+        .read_until("the row", |chain| !chain.transactions.is_empty())
+        .await;
+    relay.stop().await;
+    let relay = world.start();
+    world.sql("INSERT INTO t VALUES (2, repeat('y', 1000000))");
+    world
+        .read_until("another", |chain| chain.transactions.len() == 2)
+        .await;
+    assert_eq!(relay.status.snapshot().restarts, 0, "it is known at once");
+    world.edit_max_message(10_000).await;
+    world.sql("INSERT INTO t VALUES (3, repeat('z', 1000000))");
+    let halt = relay.halted().await;
+    assert_eq!(halt.code, HaltCode::Broker, "{halt}");
+    assert!(halt.hint.contains("max_msg_size"), "{halt}");
+}
+
 /// A message id that is already known at another place is doubt, not success (C17).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn c17_only_the_expected_sequence_counts() {

@@ -251,6 +251,22 @@ impl World {
         }
     }
 
+    /// What `nats stream edit --max-msg-size` does.
+    pub(crate) async fn edit_max_message(&self, bytes: u64) {
+        let stream = self.options.flow.stream();
+        let ask = async |verb: &str, payload: Bytes| -> serde_json::Value {
+            let subject = format!("$JS.API.STREAM.{verb}.{stream}");
+            let answer = self.broker.request_core(&subject, payload, PATIENCE).await;
+            let answer: serde_json::Value =
+                serde_json::from_slice(&answer.expect("an answer")).expect("JSON");
+            assert_eq!(answer["error"], serde_json::Value::Null, "{answer}");
+            answer
+        };
+        let mut config = ask("INFO", Bytes::new()).await["config"].take();
+        config["max_msg_size"] = bytes.into();
+        ask("UPDATE", config.to_string().into()).await;
+    }
+
     pub(crate) async fn send_report(&self, report: &PositionReport) {
         let subject = self.options.flow.position_subject();
         let payload = Bytes::from(report.encode());
