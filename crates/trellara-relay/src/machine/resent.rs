@@ -38,6 +38,14 @@ pub(super) struct Resent {
 impl Resent {
     /// `through` is the tail's position P, `confirmed` the slot's S.
     pub(super) fn new(through: Lsn, confirmed: Lsn, last: LastTransaction) -> Self {
+        let last = match last {
+            // Positions never go back, so the flow that stands at P does not hold it: a fenced
+            // writer had it on its way, it landed behind a marker and was passed over (R3).
+            LastTransaction::Known(stray) if stray.commit_lsn >= through => {
+                LastTransaction::Trimmed
+            }
+            other => other,
+        };
         let expected = match last {
             LastTransaction::Known(last) => confirmed <= last.commit_lsn,
             LastTransaction::None | LastTransaction::Trimmed => false,

@@ -3,8 +3,8 @@
 
 use bytes::Bytes;
 use trellara_envelope::{
-    Body, CommitTime, Frame, FrameDigest, FrameOrdinal, Header, Heartbeat, Incarnation, Lane, Lsn,
-    StreamSequence,
+    Body, BundleEntry, CommitTime, Frame, FrameDigest, FrameOrdinal, Header, Heartbeat,
+    Incarnation, Lane, Lsn, StreamSequence, Xid,
 };
 use trellara_jetstream::read::Reader;
 
@@ -53,13 +53,13 @@ async fn r3_frames_of_a_fenced_writer_are_passed_over() {
     relay.streaming().await;
     world.sql("INSERT INTO t VALUES (1, 'a')");
     world.read_changes(&["I t (1, a)"]).await;
-    stray(&mut world, Incarnation(0)).await;
+    stray(&mut world, Incarnation(0), heartbeat()).await;
     world.sql("INSERT INTO t VALUES (2, 'b')");
     world.read_changes(&["I t (1, a)", "I t (2, b)"]).await;
     let status = relay.streaming().await;
     assert_eq!(status.incarnation, Incarnation(2), "a marker closes it");
     relay.stop().await;
-    stray(&mut world, Incarnation(1)).await;
+    stray(&mut world, Incarnation(1), heartbeat()).await;
     let relay = world.start();
     world.sql("INSERT INTO t VALUES (3, 'c')");
     world
@@ -69,9 +69,47 @@ async fn r3_frames_of_a_fenced_writer_are_passed_over() {
     relay.stop().await;
 }
 
+/// A bundle among them stays the newest transaction in the stream until another commits. The source
+/// does not owe it: nothing says that it was set back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r3_a_transaction_of_a_fenced_writer_is_not_asked_for() {
+    let mut world = World::new(Wishes::default(), TABLE).await;
+    let relay = world.start();
+    relay.streaming().await;
+    world.sql("INSERT INTO t VALUES (1, 'a')");
+    world.read_changes(&["I t (1, a)"]).await;
+    relay.stop().await;
+    let source = world.chain.frames[0].1.header.source;
+    let entry = BundleEntry {
+        source,
+        commit_lsn: Lsn(u64::MAX / 2 - 8),
+        end_lsn: Lsn(u64::MAX / 2),
+        xid: Xid(9),
+        commit_time: CommitTime(0),
+        bytes: 0,
+        changes: 0,
+    };
+    stray(&mut world, Incarnation(0), Body::Bundle(vec![entry])).await;
+    // Its marker is all that this one adds.
+    let relay = world.start();
+    relay.streaming().await;
+    relay.kill().await;
+    let relay = world.start();
+    world.sql("INSERT INTO t VALUES (2, 'b')");
+    world.read_changes(&["I t (1, a)", "I t (2, b)"]).await;
+    assert_eq!(relay.streaming().await.incarnation, Incarnation(3));
+    relay.stop().await;
+}
+
+fn heartbeat() -> Body {
+    Body::Heartbeat(Heartbeat {
+        source_time: CommitTime(0),
+    })
+}
+
 /// Puts a frame of an older writer at the stream's end: it follows one that was refused, and its
 /// position lies far beyond everything.
-async fn stray(world: &mut World, incarnation: Incarnation) {
+async fn stray(world: &mut World, incarnation: Incarnation, body: Body) {
     let reader = Reader::new(&world.broker, &world.options.flow.stream());
     let flow = world.options.flow.clone();
     let source = world.chain.frames[0].1.header.source;
@@ -91,9 +129,7 @@ async fn stray(world: &mut World, incarnation: Incarnation) {
                 lanes: Vec::new(),
                 mac: Vec::new(),
             },
-            body: Body::Heartbeat(Heartbeat {
-                source_time: CommitTime(0),
-            }),
+            body: body.clone(),
             payload: Bytes::new(),
         };
         // The relay may be quicker with a heartbeat of its own.

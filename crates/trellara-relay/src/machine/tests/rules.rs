@@ -415,6 +415,15 @@ fn c02_the_tails_last_transaction_must_come_by_at_all() {
     assert_eq!(hand.halted(), Some(HaltCode::SourceRewound));
 }
 
+/// A bundle of a fenced writer is the newest one in the stream, and no part of the flow (R3).
+#[test]
+fn c02_a_last_transaction_behind_the_tail_is_nobodys() {
+    let mut hand = resumed(|identity| identity.commit_lsn = Lsn(0x5000));
+    hand.send(&mut Walsender::new(&one_commit(), START));
+    hand.event(Event::CopyData(&keepalive(Lsn(0x9000), false)));
+    assert_eq!(hand.halted(), None);
+}
+
 #[test]
 fn c02_nothing_is_confirmed_before_the_source_has_proven_itself() {
     let known = Lsn(START.0 + 0x40);
