@@ -1,6 +1,6 @@
 //! Identifiers, partitions, and tables that change while the flow runs.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use trellara_testkit::flow::Flow;
 
 use crate::scenario::{WITHIN, carried, prepared, run, started, value};
@@ -145,6 +145,27 @@ async fn b100_a_missing_target_column_holds_until_it_is_added() -> Result<()> {
     );
     ensure!(value(&flow.target_admin, "SELECT count(*) FROM d").await? == "1");
     run(&flow.target_admin, &["ALTER TABLE d ADD COLUMN extra text"]).await?;
+    flow.converges(WITHIN).await
+}
+
+#[tokio::test]
+async fn b100_a_renamed_table_holds_until_the_target_has_it() -> Result<()> {
+    let schema = &["CREATE TABLE d (id int PRIMARY KEY, v text)"];
+    let mut flow = started(15, "b100renamed", schema, "").await?;
+    run(
+        &flow.source_admin,
+        &[
+            "INSERT INTO d VALUES (1, 'before')",
+            "BEGIN; INSERT INTO d VALUES (2, 'of this name'); ALTER TABLE d RENAME TO dd; COMMIT",
+            "INSERT INTO dd VALUES (3, 'of that name')",
+        ],
+    )
+    .await?;
+    let applier = flow.applier.as_mut().context("applier")?;
+    applier.logged("code=SCHEMA", WITHIN).await?;
+    ensure!(applier.log().contains("public.dd"), "the table is named");
+    ensure!(value(&flow.target_admin, "SELECT count(*) FROM d").await? == "2");
+    run(&flow.target_admin, &["ALTER TABLE d RENAME TO dd"]).await?;
     flow.converges(WITHIN).await
 }
 

@@ -2,6 +2,7 @@
 
 use anyhow::{Result, ensure};
 
+use crate::records::streamed;
 use crate::scenario::{WITHIN, prepared, run, started, value};
 
 const SMALL_MEMORY: &str = "SET logical_decoding_work_mem = '64kB'";
@@ -37,6 +38,10 @@ async fn b22_savepoints_rolled_back_inside_a_streamed_transaction() -> Result<()
         )
         .await?;
         flow.converges(WITHIN).await?;
+        ensure!(
+            streamed(&flow.source_admin, &flow.name, true).await?,
+            "nothing was streamed on {version}"
+        );
         ensure!(
             value(
                 &flow.target_admin,

@@ -114,7 +114,7 @@ fn text(value: &Value, name: &str) -> Result<String> {
 
 /// Whether the flow's walsender streamed transactions that were still open. Its counters are
 /// written a moment later, so what is expected is waited for.
-async fn streamed(source: &str, flow: &str, expected: bool) -> Result<bool> {
+pub(crate) async fn streamed(source: &str, flow: &str, expected: bool) -> Result<bool> {
     let sql = format!(
         "SELECT stream_txns > 0 FROM pg_stat_replication_slots WHERE slot_name = 'trellara_{flow}'"
     );

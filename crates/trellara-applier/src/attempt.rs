@@ -79,6 +79,8 @@ pub(crate) struct Attempt<'a> {
     reread: Instant,
     asked_until: Option<Instant>,
     repositions: u32,
+    /// Whether the broker was connected at the last tick.
+    broker_there: bool,
 }
 
 impl<'a> Attempt<'a> {
@@ -135,6 +137,7 @@ impl<'a> Attempt<'a> {
             reread: Instant::now(),
             asked_until: None,
             repositions: 0,
+            broker_there: true,
             options,
             broker,
             cancel,
@@ -190,6 +193,7 @@ impl<'a> Attempt<'a> {
     }
 
     async fn tick(&mut self) -> Result<(), Trouble> {
+        self.show_broker();
         if self.written.elapsed() >= self.options.idle_checkpoint {
             self.write_down().await?;
         }
@@ -383,6 +387,23 @@ impl<'a> Attempt<'a> {
             Ok(to) => self.status.set_trimmed_to(to),
             Err(error) => tracing::warn!(%error, "the stream was not trimmed; trying again"),
         }
+    }
+
+    /// The consumer waits for the broker by itself, and everything goes on where it stood. Whoever
+    /// looks must not take that for the silence of an idle source.
+    fn show_broker(&mut self) {
+        let there = self.broker.is_connected();
+        if there == self.broker_there {
+            return;
+        }
+        self.broker_there = there;
+        self.status.set_state(if there {
+            ApplierState::Running
+        } else {
+            let reason = "the connection to the broker was lost".to_owned();
+            tracing::warn!(flow = %self.options.flow, error = %reason, "waiting for the broker");
+            ApplierState::Retrying { reason }
+        });
     }
 
     pub(super) fn show(&self) {

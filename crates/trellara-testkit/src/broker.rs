@@ -102,6 +102,14 @@ pub async fn last_sequence(url: &str, stream: &str) -> Result<u64> {
     info["state"]["last_seq"].as_u64().context("a number")
 }
 
+/// The subjects that match a filter and have messages.
+pub async fn subjects(url: &str, stream: &str, filter: &str) -> Result<Vec<String>> {
+    let body = json!({"subjects_filter": filter});
+    let info = api(url, &format!("STREAM.INFO.{stream}"), body).await?;
+    let subjects = info["state"]["subjects"].as_object();
+    Ok(subjects.map_or_else(Vec::new, |subjects| subjects.keys().cloned().collect()))
+}
+
 /// Sets how long the broker remembers message ids.
 pub async fn set_duplicate_window(url: &str, stream: &str, window: Duration) -> Result<()> {
     let mut settings = stream_settings(url, stream).await?.context("no stream")?;
