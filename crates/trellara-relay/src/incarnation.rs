@@ -309,6 +309,7 @@ impl Incarnate<'_> {
                         // The data goes on, heartbeats stop until a check passes.
                         self.schedule.membership_at = self.now() + Duration::from_secs(1);
                         tracing::warn!(reason, "the publication could not be checked");
+                        self.event(Event::MembershipUnchecked(reason));
                     }
                 }
             }

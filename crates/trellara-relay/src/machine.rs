@@ -217,6 +217,7 @@ impl Machine {
                 self.progress.membership_passed(now);
                 self.heartbeat(now, out);
             }
+            Event::MembershipUnchecked(reason) => self.progress.membership_unchecked(reason),
             Event::SynchronousStandby(synchronous) => {
                 self.progress.synchronous = synchronous;
                 self.heartbeat(now, out);

@@ -22,6 +22,9 @@ use crate::{RelayOptions, RelayState, RelayStatus};
 
 /// A question to the source is given up after this long.
 const SOURCE_TIMEOUT: Duration = Duration::from_secs(20);
+/// A command on the replication connection is given up after this long. Each is answered at once
+/// unless the source hangs; without a limit the relay would hang with it, and say nothing.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A message cannot be smaller than this: a marker names up to a thousand tables, an abort frame
 /// two thousand rollbacks.
@@ -51,7 +54,7 @@ pub(crate) async fn open(
     let mut connection = ReplicationConnection::connect(&source.connect)
         .await
         .map_err(refused)?;
-    let history = connection.history().await.map_err(not_started)?;
+    let history = answered(COMMAND_TIMEOUT, connection.history()).await?;
     let stream_name = options.flow.stream();
     let reader = Reader::new(broker, &stream_name);
     // Asked before the slot is taken too: a missing slot or another cluster is not found out by a
@@ -61,9 +64,8 @@ pub(crate) async fn open(
         .map_err(unheard)?;
     ask_table(options, &session, &history, &facts).await?;
     status.update(|status| status.state = RelayState::Resuming);
-    let stream = stream::start(connection, source, streaming)
-        .await
-        .map_err(not_started)?;
+    let start = stream::start(connection, source, streaming);
+    let stream = answered(COMMAND_TIMEOUT, start).await?;
     // The slot is ours; now the facts count (0.4).
     let facts = facts::of_broker(broker, &reader, &options.flow)
         .await
@@ -220,6 +222,19 @@ fn refused(error: ConnectError) -> End {
     Halt::new(code, format!("the source: {error}"), error.hint).into()
 }
 
+/// Waits for the answer to a command on the replication connection.
+async fn answered<T>(
+    limit: Duration,
+    command: impl Future<Output = Result<T, QueryError>>,
+) -> Result<T, End> {
+    match tokio::time::timeout(limit, command).await {
+        Ok(answer) => answer.map_err(not_started),
+        Err(_) => Err(again(
+            "the source does not answer on the replication connection",
+        )),
+    }
+}
+
 /// A command on the replication connection failed.
 fn not_started(error: QueryError) -> End {
     let QueryError::Server(fault) = error else {
@@ -251,4 +266,22 @@ fn unheard(error: BrokerError) -> End {
     };
     let hint = error.hint().unwrap_or("check the nats section of the file");
     Halt::new(code, format!("the broker: {error}"), hint).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A source that takes the connection and then hangs is named, and asked again.
+    #[tokio::test]
+    async fn a_command_that_is_never_answered_is_given_up() {
+        let never = std::future::pending::<Result<(), QueryError>>();
+        match answered(Duration::ZERO, never).await {
+            Err(End::Again { reason, began, .. }) => {
+                assert!(reason.contains("does not answer"), "{reason}");
+                assert_eq!(began, None);
+            }
+            _ => panic!("it goes on waiting"),
+        }
+    }
 }

@@ -28,6 +28,8 @@ pub(super) struct Progress {
     /// At most one is in flight; later ones coalesce (C05).
     heartbeat_in_flight: Option<FrameOrdinal>,
     membership_at: Option<Duration>,
+    /// Why the last check of the members did not come to an end.
+    unchecked: Option<String>,
     pub(super) synchronous: bool,
     /// When the source last sent something of a transaction.
     pub(super) data_at: Duration,
@@ -66,6 +68,7 @@ impl Progress {
             heartbeat_at: now,
             heartbeat_in_flight: None,
             membership_at: None,
+            unchecked: None,
             synchronous: false,
             data_at: now,
             source_time: CommitTime::default(),
@@ -84,6 +87,11 @@ impl Progress {
 
     pub(super) fn membership_passed(&mut self, now: Duration) {
         self.membership_at = Some(now);
+        self.unchecked = None;
+    }
+
+    pub(super) fn membership_unchecked(&mut self, reason: String) {
+        self.unchecked = Some(reason);
     }
 
     pub(super) fn stored(&mut self, ordinal: FrameOrdinal, kind: FrameKind) {
@@ -95,11 +103,18 @@ impl Progress {
     /// Whether a heartbeat may go out now. A position without rows says "there was nothing for
     /// you", which is only known while the publication has the members it should have (C06).
     fn heartbeat_due(&self, now: Duration) -> bool {
-        let checked = self.membership_at.is_some_and(|at| {
-            now.saturating_sub(at) <= self.membership_interval + MEMBERSHIP_SLACK
-        });
-        let due = now.saturating_sub(self.heartbeat_at) >= self.heartbeat_interval;
-        checked && self.heartbeat_in_flight.is_none() && (self.synchronous || due)
+        self.is_checked(now)
+            && self.heartbeat_in_flight.is_none()
+            && (self.synchronous || self.has_interval_passed(now))
+    }
+
+    fn is_checked(&self, now: Duration) -> bool {
+        self.membership_at
+            .is_some_and(|at| now.saturating_sub(at) <= self.membership_interval + MEMBERSHIP_SLACK)
+    }
+
+    fn has_interval_passed(&self, now: Duration) -> bool {
+        now.saturating_sub(self.heartbeat_at) >= self.heartbeat_interval
     }
 }
 
@@ -259,13 +274,26 @@ impl Machine {
             Phase::Marking => "the acknowledgement of the marker".to_owned(),
             Phase::Aborting => "the acknowledgement of abort frames".to_owned(),
             Phase::Streaming | Phase::Over => {
-                if self.is_target_silent() {
+                if let Some(reason) = self.unchecked() {
+                    format!("a check of the publication ({reason})")
+                } else if self.is_target_silent() {
                     "a position report of the registered target".to_owned()
                 } else {
                     String::new()
                 }
             }
         }
+    }
+
+    /// Why a heartbeat that is due does not go out.
+    fn unchecked(&self) -> Option<&str> {
+        let progress = &self.progress;
+        let reason = progress.unchecked.as_deref()?;
+        let now = progress.feedback_at;
+        let overdue = self.assembler.complete > self.frames.position()
+            && progress.has_interval_passed(now)
+            && !progress.is_checked(now);
+        overdue.then_some(reason)
     }
 
     fn is_target_silent(&self) -> bool {

@@ -89,6 +89,8 @@ pub enum Event<'a> {
     MaxPayload(usize),
     /// The publication still has the members of the marker (C06).
     MembershipPassed,
+    /// That could not be checked; why.
+    MembershipUnchecked(String),
     /// Whether commits on the source wait for this relay (C05).
     SynchronousStandby(bool),
     /// The source answered a probe.

@@ -201,6 +201,33 @@ fn c06_no_heartbeat_while_the_members_are_unchecked() {
 }
 
 #[test]
+fn c06_members_that_cannot_be_checked_are_named_once_a_heartbeat_is_overdue() {
+    let mut hand = Hand::new(settings(Acknowledge::Published));
+    let waits = |hand: &Hand| {
+        hand.machine
+            .status()
+            .waiting_for
+            .contains("no connection left")
+    };
+    let unchecked = || Event::MembershipUnchecked("no connection left".to_owned());
+    hand.event(unchecked());
+    hand.now += Duration::from_secs(2);
+    hand.event(Event::Tick);
+    assert!(!waits(&hand), "the source is where the stream is");
+    hand.event(Event::CopyData(&keepalive(Lsn(0x2000), true)));
+    assert!(waits(&hand), "{:?}", hand.machine.status());
+    hand.event(Event::MembershipPassed);
+    assert!(!waits(&hand));
+    hand.event(unchecked());
+    hand.now += Duration::from_secs(30);
+    hand.event(Event::CopyData(&keepalive(Lsn(0x3000), true)));
+    assert!(!waits(&hand), "the last check still counts");
+    hand.now += Duration::from_secs(6);
+    hand.event(Event::CopyData(&keepalive(Lsn(0x4000), true)));
+    assert!(waits(&hand), "{:?}", hand.machine.status());
+}
+
+#[test]
 fn b04_a_keepalive_inside_a_transaction_confirms_nothing() {
     let script = one_commit();
     let mut walsender = Walsender::new(&script, START);
