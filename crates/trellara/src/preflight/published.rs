@@ -197,9 +197,9 @@ pub(super) async fn replica_identities(
                JOIN pg_class AS c ON c.oid = p.oid \
               WHERE c.relreplident = 'n' \
                  OR (c.relreplident = 'd' AND NOT EXISTS \
-                      (SELECT FROM pg_index AS i WHERE i.indrelid = c.oid AND i.indisprimary AND i.indisvalid)) \
+                      (SELECT FROM pg_index AS i WHERE i.indrelid = c.oid AND i.indisprimary AND i.indisvalid AND i.indimmediate)) \
                  OR (c.relreplident = 'i' AND NOT EXISTS \
-                      (SELECT FROM pg_index AS i WHERE i.indrelid = c.oid AND i.indisreplident AND i.indisvalid)) \
+                      (SELECT FROM pg_index AS i WHERE i.indrelid = c.oid AND i.indisreplident AND i.indisvalid AND i.indimmediate)) \
               ORDER BY 1, 2",
             &[&schemas, &names],
         )
@@ -215,7 +215,7 @@ pub(super) async fn replica_identities(
         }
         let table = quote::qualified(&schema, &name);
         let cure = format!(
-            "ALTER TABLE {table} REPLICA IDENTITY FULL (or add a primary key); list it in source.insert_only if it is never updated"
+            "ALTER TABLE {table} REPLICA IDENTITY FULL (or add a primary key that is not deferrable); list it in source.insert_only if it is never updated"
         );
         let reason = "it has no usable replica identity, so the source will refuse every UPDATE and DELETE of it";
         findings.error("SOURCE_NO_REPLICA_IDENTITY", table, reason, cure);
