@@ -137,17 +137,68 @@ pub fn sql() -> String {
     MIGRATIONS.iter().map(|(_, sql)| *sql).collect()
 }
 
-/// What the role that applies needs on our own schema, beside its rights on the tables it writes:
-/// nothing that could remove or rewrite what was recorded.
+/// What the role that applies needs on the tables of our own schema: nothing that could remove or
+/// rewrite what was recorded.
+const RIGHTS: &[(&str, &[&str])] = &[
+    ("state_version", &["SELECT"]),
+    ("lane", &["SELECT", "UPDATE"]),
+    ("applied", &["SELECT", "INSERT"]),
+];
+/// What a role needs that sets a flow up in a schema that somebody else made.
+const RIGHTS_OF_SETUP: &[(&str, &[&str])] = &[
+    ("state_version", &["SELECT"]),
+    ("lane", &["SELECT", "INSERT", "UPDATE"]),
+    ("applied", &["SELECT", "INSERT"]),
+];
+
+/// What the role that applies needs, beside its rights on the tables it writes.
 pub fn grants(role: &str) -> String {
     let role = quote::identifier(role);
-    format!(
-        "GRANT USAGE ON SCHEMA trellara TO {role};\n\
-         GRANT SELECT ON trellara.state_version TO {role};\n\
-         GRANT SELECT, UPDATE ON trellara.lane TO {role};\n\
-         GRANT SELECT, INSERT ON trellara.applied TO {role};\n\
-         GRANT SET ON PARAMETER session_replication_role TO {role};\n"
-    )
+    let mut sql = format!("GRANT USAGE ON SCHEMA trellara TO {role};\n");
+    for (table, rights) in RIGHTS {
+        let rights = rights.join(", ");
+        sql.push_str(&format!("GRANT {rights} ON trellara.{table} TO {role};\n"));
+    }
+    sql.push_str(&format!(
+        "GRANT SET ON PARAMETER session_replication_role TO {role};\n"
+    ));
+    sql
+}
+
+/// The statements that give `role` what it lacks on our own schema, to apply or to set a flow up;
+/// none when it lacks nothing, or there is no such role. Asks the catalogues alone, so that a role
+/// that may not even look into the schema can ask.
+pub async fn missing_rights(
+    client: &Client,
+    role: &str,
+    sets_up: bool,
+) -> Result<Vec<String>, SchemaError> {
+    let needed = if sets_up { RIGHTS_OF_SETUP } else { RIGHTS };
+    let (tables, rights): (Vec<&str>, Vec<&str>) = needed
+        .iter()
+        .flat_map(|(table, rights)| rights.iter().map(|right| (*table, *right)))
+        .unzip();
+    let rows = client
+        .query(
+            "SELECT 'SCHEMA trellara', 'USAGE' FROM pg_namespace AS ns, pg_roles AS r \
+              WHERE ns.nspname = 'trellara' AND r.rolname = $1 \
+                AND NOT has_schema_privilege(r.oid, ns.oid, 'USAGE') \
+             UNION ALL \
+             SELECT 'trellara.' || t.name, string_agg(t.privilege, ', ' ORDER BY t.n) \
+               FROM unnest($2::text[], $3::text[]) WITH ORDINALITY AS t(name, privilege, n) \
+               JOIN pg_class AS c ON c.relname = t.name \
+               JOIN pg_namespace AS ns ON ns.oid = c.relnamespace AND ns.nspname = 'trellara' \
+               JOIN pg_roles AS r ON r.rolname = $1 \
+              WHERE NOT has_table_privilege(r.oid, c.oid, t.privilege) GROUP BY t.name",
+            &[&role, &tables, &rights],
+        )
+        .await?;
+    let role = quote::identifier(role);
+    let grant = |row: &tokio_postgres::Row| {
+        let (object, rights): (&str, &str) = (row.get(0), row.get(1));
+        format!("GRANT {rights} ON {object} TO {role}")
+    };
+    Ok(rows.iter().map(grant).collect())
 }
 
 /// Takes one flow's rows away, and the schema with them when it was the last flow. Returns whether

@@ -115,6 +115,86 @@ async fn a_schema_without_usage_is_named_on_both_sides() -> Result<()> {
     accepted(&flow).await
 }
 
+/// The grants on Trellara's own records come after setup has made them (the second run of
+/// `target.sql`); whoever forgets them is told which, before the applier is.
+#[tokio::test]
+async fn rights_on_our_own_records_are_named_with_their_grants() -> Result<()> {
+    let flow = fresh_flow(18, "state", "").await?;
+    run(&flow.source_admin, &[TABLE]).await?;
+    run(&flow.target_admin, &[TABLE]).await?;
+    flow.grant().await?;
+    let setup = flow.command(&["setup", "--yes"]).await?;
+    ensure!(setup.code == 0, "{setup:?}");
+    let apply = flow.roles.apply();
+    // Setup may be repeated by its own role, and says what is still to be granted.
+    let again = flow.command(&["setup", "--yes"]).await?;
+    ensure!(again.code == 0, "{again:?}");
+    ensure!(again.stderr.contains("TARGET_STATE_RIGHT"), "{again:?}");
+    let cure = state_right(&flow).await?;
+    for grant in [
+        "GRANT USAGE ON SCHEMA trellara TO",
+        "GRANT SELECT ON trellara.state_version TO",
+        "GRANT SELECT, UPDATE ON trellara.lane TO",
+        "GRANT SELECT, INSERT ON trellara.applied TO",
+    ] {
+        ensure!(cure.contains(grant), "{grant:?} is not in {cure:?}");
+    }
+    // Each right alone is missed too.
+    for (revoked, expected) in [
+        ("INSERT ON trellara.applied", "INSERT ON trellara.applied"),
+        ("UPDATE ON trellara.lane", "UPDATE ON trellara.lane"),
+        ("USAGE ON SCHEMA trellara", "USAGE ON SCHEMA trellara"),
+    ] {
+        flow.grant().await?;
+        let revoke = format!("REVOKE {revoked} FROM {apply}");
+        run(&flow.target_admin, &[&revoke]).await?;
+        let cure = state_right(&flow).await?;
+        ensure!(cure == format!("GRANT {expected} TO \"{apply}\""), "{cure}");
+        // The cure, as it is printed, is enough.
+        run(&flow.target_admin, &[&cure]).await?;
+        let checked = super::run(&flow, &["check"]).await?;
+        ensure!(checked.code == 0, "{checked:?}");
+    }
+    Ok(())
+}
+
+/// The cure of the one error that `check` finds.
+async fn state_right(flow: &Flow) -> Result<String> {
+    let found = refused(flow, &["TARGET_STATE_RIGHT"], 77).await?;
+    ensure!(found.len() == 1, "{found:?}");
+    Ok(found[0]["cure"].as_str().unwrap_or_default().to_owned())
+}
+
+/// A DBA ran what `setup --print-sql` printed, with the grants of a role that applies: to set the
+/// flow up as that role takes one more.
+#[tokio::test]
+async fn setting_up_in_a_schema_that_a_dba_made_takes_one_more_right() -> Result<()> {
+    let mut flow = flow(15, "second").await?;
+    let apply = format!("{}_a", flow.name);
+    run(
+        &flow.target_admin,
+        &[
+            &format!("CREATE ROLE {apply} LOGIN PASSWORD 'secret'"),
+            &format!("GRANT ALL ON t TO {apply}"),
+        ],
+    )
+    .await?;
+    flow.places.target_url = with_user(&flow.target_admin, &apply);
+    flow.write_config()?;
+    let printed = super::run(&flow, &["setup", "--print-sql"]).await?;
+    let target = printed
+        .stdout
+        .split_once("-- target: ")
+        .unwrap_or_default()
+        .1;
+    let statements = target.split_once('\n').unwrap_or_default().1;
+    run(&flow.target_admin, &[statements]).await?;
+    let cure = state_right(&flow).await?;
+    ensure!(cure.starts_with("GRANT INSERT ON trellara.lane"), "{cure}");
+    run(&flow.target_admin, &[&cure]).await?;
+    accepted(&flow).await
+}
+
 /// Without SELECT nobody can see whether a table is empty; its size tells.
 #[tokio::test]
 async fn rows_are_found_without_the_right_to_read_them() -> Result<()> {

@@ -205,7 +205,14 @@ pub(crate) async fn examine(
 /// What setup would refuse because of what it finds together: a slot nobody can vouch for, a
 /// stream that is gone. Findings that already name the part in the way are not said twice.
 async fn plan(config: &Config, broker: &Broker, choices: Choices, findings: &mut Findings) {
-    const SAID: [&str; 5] = ["SLOT_", "STREAM_", "TARGET_SCHEMA", "SOURCE_NO_", "BROKER_"];
+    const SAID: [&str; 6] = [
+        "SLOT_",
+        "STREAM_",
+        "TARGET_SCHEMA",
+        "TARGET_STATE_",
+        "SOURCE_NO_",
+        "BROKER_",
+    ];
     let said = findings.0.iter().any(|finding| {
         finding.severity == Severity::Error && SAID.iter().any(|id| finding.id.starts_with(id))
     });

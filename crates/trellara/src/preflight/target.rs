@@ -5,9 +5,9 @@ use trellara_applier::schema;
 use trellara_envelope::Lane;
 use trellara_postgres::{Session, quote};
 
-use super::{Findings, source};
+use super::{Findings, Severity, source};
 use crate::config::Config;
-use crate::exit::Failure;
+use crate::exit::{Exit, Failure};
 
 /// Whether the flow was set up with this target before.
 pub(super) async fn knows_flow(config: &Config, session: &Session) -> bool {
@@ -58,7 +58,10 @@ pub(super) async fn examine(
     }
     let user = quote::identifier(config.target.connect.user());
     match schema::identity(&session.client).await {
-        Ok(_) => {}
+        Ok(_) => state_rights(config, session, findings).await?,
+        Err(schema::SchemaError::Server(fault)) if fault.sqlstate == "42501" => {
+            state_rights(config, session, findings).await?;
+        }
         Err(schema::SchemaError::Missing | schema::SchemaError::Older { .. }) => {
             if !row.get::<_, bool>(2) {
                 let database = quote::identifier(config.target.connect.database());
@@ -73,13 +76,16 @@ pub(super) async fn examine(
                 );
             }
         }
-        Err(error) => {
+        Err(error @ schema::SchemaError::Newer { .. }) => {
             findings.error(
                 "TARGET_SCHEMA",
                 "schema trellara",
                 error.to_string(),
                 "use the newer trellara",
             );
+        }
+        Err(error @ schema::SchemaError::Server(_)) => {
+            return Err(Failure::from_error(Exit::Unexpected, &error));
         }
     }
     match row.get(3) {
@@ -101,6 +107,50 @@ pub(super) async fn examine(
             format!("the database's encoding is {encoding}"),
             cure,
         );
+    }
+    Ok(())
+}
+
+/// The rights on our own records: of the role that applies, and of whoever asks, since they would
+/// set up a flow that the target does not know yet.
+async fn state_rights(
+    config: &Config,
+    session: &Session,
+    findings: &mut Findings,
+) -> Result<(), Failure> {
+    let role = config.target.role.as_str();
+    // Without the right to look nobody knows whether there is something left to set up.
+    let intent = lane::read_intent(&session.client, &config.flow, Lane(0)).await;
+    let sets_up = match intent {
+        Ok(Some(intent)) => intent.state != FlowState::Ready,
+        Ok(None) => true,
+        Err(_) => false,
+    };
+    let asks: String = session
+        .client
+        .query_one("SELECT current_user::text", &[])
+        .await?
+        .get(0);
+    let mut found = async |who: &str, sets_up: bool, severity: Severity| {
+        let missing = schema::missing_rights(&session.client, who, sets_up)
+            .await
+            .map_err(|error| Failure::from_error(Exit::Unexpected, &error))?;
+        if !missing.is_empty() {
+            let reason = format!("role {who} lacks rights on Trellara's own records");
+            let cure = missing.join("; ");
+            match severity {
+                Severity::Error => {
+                    findings.right("TARGET_STATE_RIGHT", "schema trellara", reason, cure);
+                }
+                _ => findings.warning("TARGET_STATE_RIGHT", "schema trellara", reason, cure),
+            }
+        }
+        Ok::<(), Failure>(())
+    };
+    found(&asks, sets_up, Severity::Error).await?;
+    // Whoever sets up in the role's place is not held up by grants that come after setup.
+    if asks != role {
+        found(role, false, Severity::Warning).await?;
     }
     Ok(())
 }

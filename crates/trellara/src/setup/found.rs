@@ -57,7 +57,14 @@ pub(super) async fn read(config: &Config, broker: &Broker) -> Result<Found, Fail
     let registration = match schema::identity(&target.client).await {
         Ok(identity) => Some(identity.registration()),
         Err(schema::SchemaError::Missing | schema::SchemaError::Older { .. }) => None,
-        Err(error) => return Err(Failure::from_error(Exit::Unfit, &error)),
+        Err(error) => {
+            let exit = match &error {
+                schema::SchemaError::Server(fault) if fault.sqlstate == "42501" => Exit::Rights,
+                schema::SchemaError::Server(_) => Exit::Unexpected,
+                _ => Exit::Unfit,
+            };
+            return Err(Failure::from_error(exit, &error));
+        }
     };
     let (intent, checkpoint) = match &registration {
         Some(_) => (
