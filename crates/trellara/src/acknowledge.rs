@@ -38,13 +38,13 @@ pub(crate) async fn decide(config: &Config) -> Decision {
     if config.nats.durable {
         return published("nats.durable vouches for the broker");
     }
-    let Some(monitors) = &config.nats.monitor_url else {
+    let monitors = &config.nats.monitors;
+    if monitors.is_empty() {
         return applied(
             "neither nats.durable nor nats.monitor_url says that acknowledgements are fsyncs"
                 .to_owned(),
         );
-    };
-    let monitors: Vec<&str> = monitors.split(',').map(str::trim).collect();
+    }
     if monitors.len() < config.nats.replicas {
         return applied(format!(
             "nats.monitor_url names {} server(s), the stream has {} replicas",
@@ -90,16 +90,7 @@ struct Varz {
 }
 
 async fn varz(monitor: &str) -> Result<Varz, String> {
-    let address = monitor
-        .strip_prefix("http://")
-        .unwrap_or(monitor)
-        .trim_end_matches('/');
-    let address = if address.contains(':') {
-        address.to_owned()
-    } else {
-        format!("{address}:8222")
-    };
-    let body = http::get(&address, "/varz").await?;
+    let body = http::get(monitor, "/varz").await?;
     Ok(Varz {
         version: version(&body),
         sync_always: sync_always(&body),

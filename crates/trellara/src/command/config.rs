@@ -84,7 +84,9 @@ impl Shown {
             source: config.source.connect.redacted(),
             publication: config.source.publication.clone(),
             slot: config.source.slot.clone(),
-            tables: config.source.tables.clone(),
+            tables: (config.source.tables.iter())
+                .map(ToString::to_string)
+                .collect(),
             acknowledge: lower(&config.source.acknowledge),
             target: config.target.connect.redacted(),
             broker: match &config.nats.broker {

@@ -117,7 +117,7 @@ async fn sql(config: &Config) -> Result<String, Failure> {
             "-- publication {name} is there and is used as it is"
         ));
     } else {
-        let tables = publication::expand(&source, &setup::patterns(&config.source.tables)?)
+        let tables = publication::expand(&source, &config.source.tables)
             .await
             .map_err(|error| Failure::from_error(Exit::Unfit, &error).hint("see source.tables"))?;
         let create = publication::create_sql(name, &tables, config.source.partitions);

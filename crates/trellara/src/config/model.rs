@@ -7,7 +7,7 @@ use std::time::Duration;
 use trellara_envelope::FlowName;
 use trellara_jetstream::NatsOptions;
 use trellara_postgres::ConnectOptions;
-use trellara_source::publication::Partitions;
+use trellara_source::publication::{Partitions, TablePattern};
 
 /// A configuration that can be acted on.
 #[derive(Debug, Clone)]
@@ -40,13 +40,13 @@ pub(crate) struct Source {
     /// Who runs the relay: the user of the file's own URL, also where an override connects this
     /// command as somebody else.
     pub(crate) role: String,
-    pub(crate) tables: Vec<String>,
+    pub(crate) tables: Vec<TablePattern>,
     pub(crate) publication: String,
     pub(crate) slot: String,
     pub(crate) acknowledge: AcknowledgeSetting,
     /// For a publication that setup makes.
     pub(crate) partitions: Partitions,
-    pub(crate) insert_only: Vec<String>,
+    pub(crate) insert_only: Vec<TablePattern>,
     pub(crate) shutdown_grace: Duration,
 }
 
@@ -77,7 +77,8 @@ pub(crate) struct Nats {
     pub(crate) history: History,
     pub(crate) replicas: usize,
     pub(crate) durable: bool,
-    pub(crate) monitor_url: Option<String>,
+    /// `nats.monitor_url`: `host:port` of each server's monitor.
+    pub(crate) monitors: Vec<String>,
 }
 
 /// Which broker.

@@ -31,6 +31,7 @@ pub(super) fn resolve(
         let hint = "open transactions may fill a part of the stream, never all of it";
         problems.add("nats.open_bytes", "is not below nats.max_bytes", hint);
     }
+    refuse_idle_keys(section, problems);
     Nats {
         broker: broker(flow, section, environment, password, problems),
         max_bytes,
@@ -43,10 +44,45 @@ pub(super) fn resolve(
             |text| choose(text, &[("1", 1), ("2", 2), ("3", 3), ("4", 4), ("5", 5)]),
         ),
         durable: problems.parsed("nats.durable", section.durable.as_ref(), false, boolean),
-        monitor_url: section
-            .monitor_url
-            .as_ref()
-            .map(|written| written.0.trim().to_owned()),
+        monitors: monitors(section.monitor_url.as_ref(), problems),
+    }
+}
+
+/// Keys that only a broker of the other kind has: nobody would look at them, whatever they say.
+/// What says no more than the default promises nothing.
+fn refuse_idle_keys(section: &NatsSection, problems: &mut Problems) {
+    let external = [
+        ("nats.password_file", &section.password_file, None),
+        ("nats.credentials_file", &section.credentials_file, None),
+        ("nats.tls_ca", &section.tls_ca, None),
+        ("nats.tls_cert", &section.tls_cert, None),
+        ("nats.tls_key", &section.tls_key, None),
+        ("nats.replicas", &section.replicas, Some("1")),
+        ("nats.durable", &section.durable, Some("false")),
+        ("nats.monitor_url", &section.monitor_url, None),
+    ];
+    let embedded = [
+        ("nats.server", &section.server, None),
+        ("nats.store_dir", &section.store_dir, None),
+    ];
+    let (idle, reason, hint) = match &section.url {
+        None => (
+            external.as_slice(),
+            "is about a broker that nats.url names, and the file names none",
+            "set nats.url, or leave the key out: the embedded broker is one server with a password of its own",
+        ),
+        Some(_) => (
+            embedded.as_slice(),
+            "is about the embedded broker, and nats.url names another",
+            "leave the key out, or nats.url",
+        ),
+    };
+    for (key, written, default) in idle {
+        if let Some(written) = written
+            && *default != Some(written.0.trim())
+        {
+            problems.add(key, reason, hint);
+        }
     }
 }
 
@@ -136,6 +172,46 @@ fn check_url(url: &str, problems: &mut Problems) {
             "write nats://host:4222, several servers parted by commas; or tls://, ws://, wss://";
         problems.add("nats.url", "is not the address of a NATS server", hint);
     }
+}
+
+/// `host:port` of each monitor in `http://host:port`, several parted by commas; without a port the
+/// usual one. The reason never shows the text, which may hold a password.
+fn monitors(written: Option<&Written>, problems: &mut Problems) -> Vec<String> {
+    const USUAL_PORT: u16 = 8222;
+    let Some(written) = written else {
+        return Vec::new();
+    };
+    let address = |monitor: &str| {
+        let monitor = monitor.trim();
+        let address = monitor.strip_prefix("http://").unwrap_or(monitor);
+        let address = address.strip_suffix('/').unwrap_or(address);
+        let (host, port) = match address.rsplit_once(':') {
+            // The colons of an IPv6 address stand in brackets.
+            Some((host, port)) if !port.ends_with(']') => (host, port.parse::<u16>().ok()?),
+            _ => (address, USUAL_PORT),
+        };
+        let inner = host
+            .strip_prefix('[')
+            .and_then(|host| host.strip_suffix(']'));
+        let legal = match inner {
+            Some(inner) => inner.parse::<std::net::Ipv6Addr>().is_ok(),
+            None => {
+                let part = |c: char| c.is_alphanumeric() || matches!(c, '.' | '-' | '_');
+                !host.is_empty() && host.chars().all(part)
+            }
+        };
+        (legal && port > 0).then(|| format!("{host}:{port}"))
+    };
+    let all: Option<Vec<String>> = written.0.split(',').map(address).collect();
+    all.unwrap_or_else(|| {
+        let hint = "write http://host:8222, several servers parted by commas; TLS, users and paths are not supported";
+        problems.add(
+            "nats.monitor_url",
+            "is not the address of a NATS server's monitor",
+            hint,
+        );
+        Vec::new()
+    })
 }
 
 /// The user in `nats://user@host`; with `nats.password_file` and no user the file is a token.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use secrecy::SecretString;
 use trellara_envelope::FlowName;
 use trellara_postgres::{ConnectOptions, Environment};
-use trellara_source::publication::Partitions;
+use trellara_source::publication::{Partitions, TablePattern};
 
 use super::file::{
     FileConfig, NatsSection, Node, SourceSection, TargetSection, Written, WrittenList,
@@ -185,11 +185,14 @@ fn resolve_source(
     connect: Option<ConnectOptions>,
     problems: &mut Problems,
 ) -> Option<Source> {
-    let tables = list(section.tables.as_ref());
-    if tables.is_empty() && section.publication.is_none() {
+    let nothing = list(section.tables.as_ref()).is_empty();
+    if nothing && section.publication.is_none() {
         let hint = "list tables, for example [public.*], or name a publication that exists";
         problems.add("source.tables", "is missing", hint);
     }
+    let tables = patterns("source.tables", section.tables.as_ref(), problems);
+    let insert_only = section.insert_only.as_ref();
+    let insert_only = patterns("source.insert_only", insert_only, problems);
     let publication = named(
         "source.publication",
         section.publication.as_ref(),
@@ -232,9 +235,28 @@ fn resolve_source(
         slot,
         acknowledge,
         partitions,
-        insert_only: list(section.insert_only.as_ref()),
+        insert_only,
         shutdown_grace,
     })
+}
+
+/// Tables by name; each that is none is named.
+fn patterns(
+    key: &str,
+    written: Option<&WrittenList>,
+    problems: &mut Problems,
+) -> Vec<TablePattern> {
+    let mut patterns = Vec::new();
+    for text in list(written) {
+        match text.parse::<TablePattern>() {
+            Ok(pattern) => patterns.push(pattern),
+            Err(error) => {
+                let hint = "a part with a dot, a space or * in it stands in double quotes";
+                problems.add(key, error.to_string(), hint);
+            }
+        }
+    }
+    patterns
 }
 
 /// PostgreSQL cuts longer identifiers silently, which would make two flows share one object.

@@ -230,9 +230,40 @@ fn an_embedded_broker_is_the_default_and_keeps_its_state_per_flow() {
 }
 
 #[test]
+fn monitors_are_addresses_with_their_ports() {
+    let monitors = |text: &str| {
+        let nats = format!("{SMALLEST}nats: {{url: n1, monitor_url: {text:?}}}\n");
+        resolved(&nats, &[]).map(|config| config.nats.monitors)
+    };
+    assert_eq!(
+        monitors("http://n1:8222/, n2 ,http://[::1],[::1]:81"),
+        Ok(["n1:8222", "n2:8222", "[::1]:8222", "[::1]:81"]
+            .map(str::to_owned)
+            .into())
+    );
+    for wrong in [
+        "",
+        "https://n1",
+        "http://u:s3cret@n1",
+        "http://n1/varz",
+        "n1,",
+        "n1:0",
+        "n1:port",
+        "n1:99999",
+        "::1",
+        "n 1",
+    ] {
+        let text = monitors(wrong).expect_err(wrong).to_string();
+        assert!(text.starts_with("nats.monitor_url: "), "{wrong}: {text}");
+        assert!(!text.contains("s3cret"), "{text}");
+    }
+}
+
+#[test]
 fn scalars_stay_the_text_that_was_written() {
-    let text =
-        format!("{SMALLEST}nats: {{durable: true, replicas: 3}}\nops: {{listen: off}}\nlanes: 1\n");
+    let text = format!(
+        "{SMALLEST}nats: {{url: n1, durable: true, replicas: 3}}\nops: {{listen: off}}\nlanes: 1\n"
+    );
     let config = resolved(&text, &[]).expect("resolves");
     assert_eq!(config.process.listen, Listen::Off);
     assert!(config.nats.durable);

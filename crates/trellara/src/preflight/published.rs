@@ -6,7 +6,6 @@ use trellara_source::publication::{self, Partitions, PublicationFacts, TableName
 use super::Findings;
 use crate::config::Config;
 use crate::exit::Failure;
-use crate::setup;
 
 /// The tables that are or would be published, by the names that their changes carry.
 pub(super) async fn tables(
@@ -49,8 +48,7 @@ async fn existing_publication(
         .iter()
         .map(|member| member.table.clone())
         .collect();
-    let patterns = setup::patterns(&config.source.tables)?;
-    if let Ok(wanted) = publication::expand(session, &patterns).await {
+    if let Ok(wanted) = publication::expand(session, &config.source.tables).await {
         let partitions = facts.partitions();
         let wanted = publication::named_by_changes(session, &wanted, partitions).await?;
         for table in wanted.iter().filter(|table| !members.contains(table)) {
@@ -108,9 +106,8 @@ async fn new_publication(
         );
         return Ok(Vec::new());
     }
-    let patterns = setup::patterns(&config.source.tables)?;
     let mut tables = Vec::new();
-    for pattern in &patterns {
+    for pattern in &config.source.tables {
         match publication::expand(session, std::slice::from_ref(pattern)).await {
             Ok(matching) => tables.extend(matching),
             Err(publication::ExpandError::NoMatch(_)) => findings.error(
@@ -204,16 +201,12 @@ pub(super) async fn replica_identities(
             &[&schemas, &names],
         )
         .await?;
-    let insert_only = setup::patterns(&config.source.insert_only)?;
     for row in &without {
-        let (schema, name): (String, String) = (row.get(0), row.get(1));
-        let allowed = insert_only.iter().any(|pattern| {
-            pattern.schema == schema && pattern.table.as_ref().is_none_or(|table| *table == name)
-        });
-        if allowed {
+        let (schema, name): (&str, &str) = (row.get(0), row.get(1));
+        if is_insert_only(config, schema, name) {
             continue;
         }
-        let table = quote::qualified(&schema, &name);
+        let table = quote::qualified(schema, name);
         let cure = format!(
             "ALTER TABLE {table} REPLICA IDENTITY FULL (or add a primary key that is not deferrable); list it in source.insert_only if it is never updated"
         );
@@ -221,6 +214,13 @@ pub(super) async fn replica_identities(
         findings.error("SOURCE_NO_REPLICA_IDENTITY", table, reason, cure);
     }
     Ok(())
+}
+
+/// Whether the operator's word is that this table is never updated.
+pub(super) fn is_insert_only(config: &Config, schema: &str, name: &str) -> bool {
+    config.source.insert_only.iter().any(|pattern| {
+        pattern.schema == schema && pattern.table.as_ref().is_none_or(|table| table == name)
+    })
 }
 
 /// Tables that hold rows, which nobody would copy.

@@ -13,7 +13,7 @@ use trellara_jetstream::publish::{Outcome, Outgoing, Publisher};
 use trellara_jetstream::{Broker, topology};
 use trellara_postgres::{ReplicationConnection, Session, SnapshotAction, quote};
 use trellara_relay::genesis_frame;
-use trellara_source::publication::{self, TablePattern};
+use trellara_source::publication;
 use trellara_source::slot;
 
 use super::found::Found;
@@ -212,8 +212,7 @@ fn step(id: &'static str, what: String) -> Step {
 
 async fn create_publication(config: &Config, source: &Session) -> Result<Step, Failure> {
     let name = &config.source.publication;
-    let patterns = patterns(&config.source.tables)?;
-    let tables = publication::expand(source, &patterns)
+    let tables = publication::expand(source, &config.source.tables)
         .await
         .map_err(|error| Failure::from_error(Exit::Unfit, &error).hint("see source.tables"))?;
     publication::create(source, name, &tables, config.source.partitions).await?;
@@ -225,14 +224,6 @@ async fn create_publication(config: &Config, source: &Session) -> Result<Step, F
         "publication",
         format!("publication {name} holds {} table(s)", tables.len()),
     ))
-}
-
-/// The table patterns of the file.
-pub(crate) fn patterns(written: &[String]) -> Result<Vec<TablePattern>, Failure> {
-    let parsed = written.iter().map(|text| text.parse::<TablePattern>());
-    parsed
-        .collect::<Result<_, _>>()
-        .map_err(|error| Failure::from_error(Exit::Configuration, &error).hint("see source.tables"))
 }
 
 /// The statement that marks a publication as ours.

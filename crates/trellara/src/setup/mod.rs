@@ -19,7 +19,7 @@ use trellara_postgres::Session;
 use crate::config::{BrokerSetting, Config, MAX_BYTES_EMBEDDED, MAX_BYTES_EXTERNAL};
 use crate::exit::Failure;
 
-pub(crate) use act::{comment_sql, made_by_us, patterns};
+pub(crate) use act::{comment_sql, made_by_us};
 pub(crate) use decide::{Action, Choices};
 
 /// One thing that was done, or would be.
