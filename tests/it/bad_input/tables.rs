@@ -96,3 +96,92 @@ async fn tables_that_are_not_there_are_named() -> Result<()> {
     ensure!(found.len() == 2, "{found:?}");
     Ok(())
 }
+
+/// A DBA's column lists and row filters: what is not published is nobody's business, and what
+/// makes the source refuse changes is named.
+#[tokio::test]
+async fn column_lists_and_row_filters_are_taken_for_what_they_say() -> Result<()> {
+    for version in [15, 18] {
+        let source = [
+            "CREATE TABLE listed (id int PRIMARY KEY, a text, secret text NOT NULL)",
+            "CREATE TABLE hidden (id int PRIMARY KEY, a text)",
+            "CREATE TABLE filtered (id int PRIMARY KEY, region text)",
+            "CREATE TABLE whole (a int); ALTER TABLE whole REPLICA IDENTITY FULL",
+            "CREATE TABLE listed_whole (a int, b int); ALTER TABLE listed_whole REPLICA IDENTITY FULL",
+            "CREATE TABLE mixed (id int PRIMARY KEY, a text, b text)",
+            "CREATE TABLE log (id int PRIMARY KEY, a text)",
+        ];
+        let target = [
+            "CREATE TABLE listed (id int PRIMARY KEY, secret text NOT NULL)",
+            "CREATE TABLE hidden (a text)",
+            "CREATE TABLE filtered (id int PRIMARY KEY, region text)",
+            "CREATE TABLE whole (a int)",
+            "CREATE TABLE listed_whole (a int)",
+            "CREATE TABLE mixed (id int PRIMARY KEY, a text)",
+            "CREATE TABLE log (a text)",
+        ];
+        let extra = "source.insert_only: [public.log]";
+        let flow = as_superuser(fresh_flow(version, "lists", extra).await?)?;
+        run(&flow.source_admin, &source).await?;
+        run(&flow.target_admin, &target).await?;
+        let publication = format!("trellara_{}", flow.name);
+        let create = format!(
+            "CREATE PUBLICATION {publication} FOR TABLE listed (id, a), hidden (a), \
+             filtered WHERE (region = 'eu'), whole WHERE (a > 0), listed_whole (a), \
+             mixed (id, a) WHERE (id > 0), log (a)"
+        );
+        run(&flow.source_admin, &[&create]).await?;
+        let expected = [
+            "TARGET_COLUMN_MISSING",
+            "TARGET_COLUMN_NEEDED",
+            "PUBLICATION_COLUMN_LIST",
+            "PUBLICATION_ROW_FILTER",
+        ];
+        let found = refused(&flow, &expected, 11).await?;
+        let mut about: Vec<String> = found
+            .iter()
+            .map(|e| format!("{} {}", e["id"], e["about"]).replace(['"', '\\'], ""))
+            .collect();
+        about.sort();
+        ensure!(
+            about
+                == [
+                    "PUBLICATION_COLUMN_LIST public.hidden",
+                    "PUBLICATION_COLUMN_LIST public.listed_whole",
+                    "PUBLICATION_ROW_FILTER public.filtered",
+                    "TARGET_COLUMN_MISSING public.listed",
+                    "TARGET_COLUMN_NEEDED public.listed",
+                ],
+            "{about:?}"
+        );
+        // The source itself says so, in its words.
+        for refused in [
+            "hidden SET a = ''",
+            "filtered SET region = ''",
+            "listed_whole SET a = 1",
+        ] {
+            let update = format!("UPDATE {refused}");
+            ensure!(
+                run(&flow.source_admin, &[&update]).await.is_err(),
+                "{update}"
+            );
+        }
+        let mend = format!(
+            "ALTER PUBLICATION {publication} SET TABLE listed (id, a), hidden (id), \
+             filtered WHERE (id > 0), whole WHERE (a > 0), listed_whole, \
+             mixed (id, a) WHERE (id > 0), log (a)"
+        );
+        run(&flow.source_admin, &[&mend]).await?;
+        run(
+            &flow.target_admin,
+            &[
+                "ALTER TABLE listed ADD a text, ALTER secret SET DEFAULT ''",
+                "ALTER TABLE hidden ADD id int",
+                "ALTER TABLE listed_whole ADD b int",
+            ],
+        )
+        .await?;
+        accepted(&flow).await?;
+    }
+    Ok(())
+}

@@ -2,6 +2,7 @@
 //! cure. Reads only.
 
 mod broker;
+mod lists;
 mod published;
 mod source;
 mod tables;
@@ -175,8 +176,7 @@ pub(crate) async fn examine(
         }
     }
     if let (Ok(source), Ok(target)) = (&source, &target)
-        && let Err(failure) =
-            tables::compare(source, target, &config.target.role, &members, &mut findings).await
+        && let Err(failure) = tables::compare(config, source, target, &members, &mut findings).await
     {
         findings.failed("TABLES_QUERY", "tables", &failure);
     }

@@ -3,7 +3,7 @@
 use trellara_postgres::{Session, quote};
 use trellara_source::publication::{self, Partitions, PublicationFacts, TableName};
 
-use super::Findings;
+use super::{Findings, lists};
 use crate::config::Config;
 use crate::exit::Failure;
 
@@ -48,6 +48,7 @@ async fn existing_publication(
         .iter()
         .map(|member| member.table.clone())
         .collect();
+    lists::identities(config, session, findings).await?;
     if let Ok(wanted) = publication::expand(session, &config.source.tables).await {
         let partitions = facts.partitions();
         let wanted = publication::named_by_changes(session, &wanted, partitions).await?;

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use trellara_postgres::{Session, quote};
 use trellara_source::publication::TableName;
 
-use super::{Findings, published};
+use super::{Findings, lists, published};
+use crate::config::Config;
 use crate::exit::Failure;
 
 /// One column of one side.
@@ -14,6 +15,8 @@ struct Column {
     type_name: String,
     /// Filled by the server, so that nothing may be written into it.
     generated: bool,
+    /// Whether changes carry it; of the source's columns.
+    published: bool,
     /// NOT NULL, without a default and not filled by the server.
     needed: bool,
 }
@@ -35,9 +38,9 @@ const RIGHTS: [&str; 5] = ["SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE"];
 type Tables = BTreeMap<(String, String), Table>;
 
 pub(super) async fn compare(
+    config: &Config,
     source: &Session,
     target: &Session,
-    applier: &str,
     members: &[TableName],
     findings: &mut Findings,
 ) -> Result<(), Failure> {
@@ -54,7 +57,9 @@ pub(super) async fn compare(
         );
         return Ok(());
     }
-    let ours = read(source, members, applier).await?;
+    let applier = config.target.role.as_str();
+    let mut ours = read(source, members, applier).await?;
+    publish(config, source, &mut ours).await?;
     let theirs = read(target, members, applier).await?;
     for member in members {
         let key = (member.schema.clone(), member.name.clone());
@@ -77,12 +82,24 @@ pub(super) async fn compare(
     Ok(())
 }
 
+/// By its column list where there is one. A list may name a generated column only since 18.
+async fn publish(config: &Config, source: &Session, tables: &mut Tables) -> Result<(), Failure> {
+    let lists = lists::columns(source, &config.source.publication).await?;
+    let may_be_generated = source.server_version().major() >= 18;
+    for ((schema, name), table) in tables {
+        let (schema, name) = (schema.clone(), name.clone());
+        let Some(list) = lists.get(&TableName { schema, name }) else {
+            continue;
+        };
+        for (column, facts) in &mut table.columns {
+            facts.published = list.contains(column) && (may_be_generated || !facts.generated);
+        }
+    }
+    Ok(())
+}
+
 fn compare_columns(name: &TableName, source: &Table, target: &Table, findings: &mut Findings) {
-    for (column, ours) in source
-        .columns
-        .iter()
-        .filter(|(_, column)| !column.generated)
-    {
+    for (column, ours) in source.columns.iter().filter(|(_, column)| column.published) {
         let identifier = quote::identifier(column);
         match target.columns.get(column) {
             None => {
@@ -93,6 +110,8 @@ fn compare_columns(name: &TableName, source: &Table, target: &Table, findings: &
                 let reason = format!("the target's table lacks column {identifier}");
                 findings.error("TARGET_COLUMN_MISSING", name.to_string(), reason, cure);
             }
+            // What both compute is the target's own to compute.
+            Some(theirs) if theirs.generated && ours.generated => {}
             Some(theirs) if theirs.generated => {
                 let reason = format!(
                     "column {identifier} is generated in the target and ordinary in the source"
@@ -111,14 +130,19 @@ fn compare_columns(name: &TableName, source: &Table, target: &Table, findings: &
             Some(_) => {}
         }
     }
+    let published = |name: &str| source.columns.get(name).is_some_and(|c| c.published);
     let extra = target
         .columns
         .iter()
-        .filter(|(name, column)| column.needed && !source.columns.contains_key(*name));
+        .filter(|(name, column)| column.needed && !published(name));
     for (column, _) in extra {
         let identifier = quote::identifier(column);
+        let not = match source.columns.contains_key(column) {
+            true => "published by",
+            false => "in",
+        };
         let reason = format!(
-            "column {identifier} of the target is NOT NULL, has no default and is not in the source"
+            "column {identifier} of the target is NOT NULL, has no default and is not {not} the source"
         );
         let cure = format!("ALTER TABLE {name} ALTER COLUMN {identifier} SET DEFAULT …");
         findings.error("TARGET_COLUMN_NEEDED", name.to_string(), reason, cure);
@@ -212,6 +236,7 @@ async fn read(session: &Session, members: &[TableName], applier: &str) -> Result
             let column = Column {
                 type_name: row.get(3),
                 generated: row.get(4),
+                published: !row.get::<_, bool>(4),
                 needed: row.get(5),
             };
             table.columns.insert(row.get(2), column);
