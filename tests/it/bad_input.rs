@@ -3,6 +3,7 @@
 
 mod file;
 mod rights;
+mod servers;
 mod shapes;
 mod tables;
 
@@ -111,8 +112,19 @@ fn errors(findings: &Value) -> Result<Vec<&Value>> {
 /// `check` and `setup` both name exactly the `expected` errors in one run, with `exit`, each with
 /// its cure, and leave everything as it was.
 async fn refused(flow: &Flow, expected: &[&str], exit: i32) -> Result<Vec<Value>> {
+    refused_with(flow, &[], expected, exit).await
+}
+
+/// The same with variables added to the environment.
+async fn refused_with(
+    flow: &Flow,
+    variables: &[(&str, &str)],
+    expected: &[&str],
+    exit: i32,
+) -> Result<Vec<Value>> {
+    let run = async |arguments: &[&str]| command(&flow.config(), arguments, variables).await;
     let before = inventory(flow).await?;
-    let checked = run(flow, &["check", "--output", "json"]).await?;
+    let checked = run(&["check", "--output", "json"]).await?;
     let findings: Value = serde_json::from_str(&checked.stdout)
         .with_context(|| format!("check printed {checked:?}"))?;
     let errors = errors(&findings)?;
@@ -128,7 +140,7 @@ async fn refused(flow: &Flow, expected: &[&str], exit: i32) -> Result<Vec<Value>
         }
     }
     ensure!(checked.code == exit, "check ended with {}", checked.code);
-    let setup = run(flow, &["setup", "--yes"]).await?;
+    let setup = run(&["setup", "--yes"]).await?;
     ensure!(
         setup.code == exit,
         "setup ended with {}: {setup:?}",
@@ -144,6 +156,20 @@ async fn refused(flow: &Flow, expected: &[&str], exit: i32) -> Result<Vec<Value>
     let after = inventory(flow).await?;
     ensure!(before == after, "before:\n{before}\nafter:\n{after}");
     Ok(errors.into_iter().cloned().collect())
+}
+
+/// The cures of one warning.
+async fn warned(flow: &Flow, id: &str) -> Result<Vec<String>> {
+    let checked = run(flow, &["check", "--output", "json"]).await?;
+    let findings: Value = serde_json::from_str(&checked.stdout)
+        .with_context(|| format!("check printed {checked:?}"))?;
+    let findings = findings.as_array().context("findings are an array")?;
+    let warnings = findings
+        .iter()
+        .filter(|finding| finding["id"] == id && finding["severity"] == "warning");
+    Ok(warnings
+        .filter_map(|finding| finding["cure"].as_str().map(str::to_owned))
+        .collect())
 }
 
 /// No error stands in the way any more.

@@ -18,6 +18,7 @@ mod pull;
 mod replies;
 mod version;
 
+pub mod account;
 pub mod consume;
 pub mod contract;
 pub mod monitor;

@@ -1,4 +1,4 @@
-//! What the server's HTTP monitor says about durability.
+//! What the server's HTTP monitor says about durability and room.
 
 use crate::ServerVersion;
 
@@ -20,6 +20,24 @@ pub fn sync_always(varz: &str) -> Option<bool> {
 pub fn version(varz: &str) -> Option<ServerVersion> {
     let varz: serde_json::Value = serde_json::from_str(varz).ok()?;
     varz.get("version")?.as_str().map(ServerVersion::parse)
+}
+
+/// What a server's files may take up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ServerStorage {
+    /// Most that the streams on it may promise, in bytes.
+    pub limit: u64,
+    /// What they promise.
+    pub promised: u64,
+}
+
+/// Reads the room for files from the body of `/jsz`; `None` when it does not say one.
+pub fn storage(jsz: &str) -> Option<ServerStorage> {
+    let jsz: serde_json::Value = serde_json::from_str(jsz).ok()?;
+    Some(ServerStorage {
+        limit: jsz.get("config")?.get("max_storage")?.as_u64()?,
+        promised: jsz.get("reserved_storage")?.as_u64()?,
+    })
 }
 
 #[cfg(test)]
@@ -44,5 +62,14 @@ mod tests {
         );
         assert_eq!(version("{}"), None);
         assert_eq!(version("<html>"), None);
+    }
+
+    #[test]
+    fn room_is_read_where_it_is_said() {
+        let jsz = r#"{"config":{"max_storage":100},"storage":1,"reserved_storage":40}"#;
+        let (limit, promised) = (100, 40);
+        assert_eq!(storage(jsz), Some(ServerStorage { limit, promised }));
+        assert_eq!(storage(r#"{"config":{}}"#), None);
+        assert_eq!(storage("<html>"), None);
     }
 }

@@ -18,7 +18,7 @@ async fn flow(version: u32, name: &str) -> Result<Flow> {
 }
 
 /// The connection string with another user and a password.
-fn with_user(url: &str, user: &str) -> String {
+pub(super) fn with_user(url: &str, user: &str) -> String {
     let (scheme, rest) = url.split_once("//").unwrap_or(("", url));
     let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
     format!("{scheme}//{user}:secret@{host}")

@@ -157,8 +157,8 @@ async fn a_stream_with_losing_settings_is_named_setting_by_setting() -> Result<(
     accepted(&flow).await
 }
 
-/// Neither can be asked beforehand with the rights that setup has: what was made before the broker
-/// refused goes again.
+/// The first is only warned of and the second cannot be asked beforehand: what was made before the
+/// broker refused goes again.
 #[tokio::test]
 async fn a_stream_that_the_broker_refuses_leaves_nothing_behind() -> Result<()> {
     let small = NatsServer::start(&NatsOptions {

@@ -24,6 +24,21 @@ pub(super) fn bytes(text: &str) -> Result<u64, String> {
     scaled(number, factor).ok_or_else(|| format!("not a size: {text:?}"))
 }
 
+/// The text that [`bytes`] reads as this: in the largest unit that leaves no rest.
+pub(crate) fn size(bytes: u64) -> String {
+    const UNITS: [(&str, u64); 4] = [
+        ("TiB", 1 << 40),
+        ("GiB", 1 << 30),
+        ("MiB", 1 << 20),
+        ("KiB", 1 << 10),
+    ];
+    let whole = |factor: u64| bytes > 0 && bytes.is_multiple_of(factor);
+    match UNITS.iter().find(|(_, factor)| whole(*factor)) {
+        Some((unit, factor)) => format!("{}{unit}", bytes / factor),
+        None => format!("{bytes}B"),
+    }
+}
+
 /// A duration from `30s`, `500ms`, `1h` or `1h30m`.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     const UNITS: [(&str, u64); 5] = [
@@ -90,6 +105,15 @@ mod tests {
             "",
         ] {
             assert!(bytes(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_size_that_is_printed_can_be_written() {
+        for text in [
+            "0B", "1B", "1023B", "1KiB", "1025B", "64MiB", "65KiB", "10GiB", "2TiB",
+        ] {
+            assert_eq!(bytes(text).map(size).as_deref(), Ok(text));
         }
     }
 

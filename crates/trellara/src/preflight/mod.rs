@@ -5,6 +5,7 @@ mod broker;
 mod lists;
 mod published;
 mod source;
+mod storage;
 mod tables;
 mod target;
 
@@ -197,6 +198,7 @@ pub(crate) async fn examine(
             findings.no_connection(ids, "broker", failure);
         }
     }
+    storage::examine(config, broker.as_ref().ok(), &mut findings).await;
     let mut findings = findings.0;
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     findings

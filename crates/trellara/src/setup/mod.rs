@@ -10,6 +10,8 @@ mod decide;
 mod found;
 mod undo;
 
+use std::path::Path;
+
 use serde::Serialize;
 use trellara_envelope::FlowName;
 use trellara_jetstream::Broker;
@@ -72,12 +74,16 @@ fn default_max_bytes(config: &Config) -> u64 {
     let BrokerSetting::Embedded { store_dir, .. } = &config.nats.broker else {
         return MAX_BYTES_EXTERNAL;
     };
+    free_disk(store_dir).map_or(MAX_BYTES_EMBEDDED, |free| MAX_BYTES_EMBEDDED.min(free / 2))
+}
+
+/// Bytes free where the embedded broker keeps its store.
+pub(crate) fn free_disk(store_dir: &Path) -> Option<u64> {
     // The store may not exist yet; its nearest ancestor that does is on the same disk.
     let disk = store_dir
         .ancestors()
-        .find_map(|path| nix::sys::statvfs::statvfs(path).ok());
-    let free = disk.map(|disk| disk.blocks_available() * disk.fragment_size());
-    free.map_or(MAX_BYTES_EMBEDDED, |free| MAX_BYTES_EMBEDDED.min(free / 2))
+        .find_map(|path| nix::sys::statvfs::statvfs(path).ok())?;
+    Some(disk.blocks_available() * disk.fragment_size())
 }
 
 /// The mark on a publication that says who made it, so that `remove` leaves a DBA's alone.
