@@ -8,6 +8,7 @@
 //! - `connect`: connection strings, passwords and TLS, on every connection.
 //! - `durable`: what is acknowledged survives the target; `redelivery`: what comes twice.
 //! - `soak`: kills of everything under load, judged by the oracle.
+//! - `rollbacks`: rows that PostgreSQL sends, and of which it never says that they were undone.
 //! - `types`, `identity`, `names`, `protocol`, `restart`: cases from the field, each a test named
 //!   after its number.
 
@@ -29,6 +30,7 @@ mod quickstart;
 mod records;
 mod redelivery;
 mod restart;
+mod rollbacks;
 mod scenario;
 mod soak;
 mod stall;

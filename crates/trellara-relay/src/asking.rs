@@ -7,13 +7,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use trellara_envelope::{Halt, Marker, PositionReport, StreamSequence};
+use trellara_envelope::{
+    AbortedRange, AbortedSet, Halt, Marker, PositionReport, StreamSequence, Xid,
+};
 use trellara_jetstream::read::Reader;
 use trellara_jetstream::topology::StreamFacts;
 use trellara_jetstream::{Broker, BrokerErrorKind, topology, trim};
 use trellara_postgres::{ConnectErrorKind, Session};
 use trellara_source::publication::PublicationFacts;
-use trellara_source::slot;
+use trellara_source::subtransactions::Unknown;
+use trellara_source::{slot, subtransactions};
 
 use crate::RelayOptions;
 use crate::ending::{self, Ending};
@@ -38,6 +41,8 @@ pub(crate) enum Question {
     Membership,
     /// Whether commits wait for us (C05).
     Synchronous,
+    /// Which subtransactions of a transaction were rolled back.
+    Subtransactions { xid: Xid, asked: Vec<AbortedRange> },
     /// Remove what is garbage.
     Purge {
         subject: String,
@@ -55,6 +60,7 @@ pub(crate) enum Answer {
     Membership(Result<(), Failed>),
     /// `None` when nothing was answered.
     Synchronous(Option<bool>),
+    Subtransactions(Result<AbortedSet, String>),
     Done,
 }
 
@@ -121,6 +127,9 @@ impl Asker {
                 Question::Probe => Answer::Probed(shared.probe().await),
                 Question::Membership => Answer::Membership(shared.membership().await),
                 Question::Synchronous => Answer::Synchronous(shared.synchronous().await),
+                Question::Subtransactions { xid, asked } => {
+                    Answer::Subtransactions(shared.subtransactions(xid, &asked).await)
+                }
                 Question::Purge { subject, below } => {
                     shared.purge(&subject, below).await;
                     Answer::Done
@@ -198,6 +207,30 @@ impl Shared {
             slot::is_synchronous_standby(&session, name).await.ok()
         };
         tokio::time::timeout(TIMEOUT, check).await.ok().flatten()
+    }
+
+    async fn subtransactions(
+        &self,
+        xid: Xid,
+        asked: &[AbortedRange],
+    ) -> Result<AbortedSet, String> {
+        let slot = &self.options.source.slot;
+        let ask = async {
+            // A session that was lost unnoticed is replaced once.
+            for again in [true, false] {
+                let session = self.session().await?;
+                match subtransactions::rolled_back(&session, slot, xid, asked).await {
+                    Err(Unknown::Failed(_)) if again => {}
+                    answer => return answer.map_err(|unknown| unknown.to_string()),
+                }
+            }
+            Err("the session was lost twice".to_owned())
+        };
+        let answer = tokio::time::timeout(TIMEOUT, ask).await;
+        answer.unwrap_or_else(|_| {
+            self.unheard.store(true, Ordering::Relaxed);
+            Err("no answer in time".to_owned())
+        })
     }
 
     async fn purge(&self, subject: &str, below: StreamSequence) {

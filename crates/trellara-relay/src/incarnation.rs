@@ -319,6 +319,7 @@ impl Incarnate<'_> {
                     self.event(Event::SynchronousStandby(synchronous));
                 }
             }
+            Answer::Subtransactions(answer) => self.event(Event::Subtransactions(answer)),
             Answer::Done => {}
         }
         None
@@ -346,6 +347,9 @@ impl Incarnate<'_> {
                 Command::ReadTail => self.ask(Question::Tail),
                 Command::CheckReport(report) => self.ask(Question::Report(report)),
                 Command::ProbeSource => self.ask(Question::Probe),
+                Command::AskSubtransactions { xid, asked } => {
+                    self.ask(Question::Subtransactions { xid, asked });
+                }
                 Command::Purge { subject, below } => {
                     let purge = self.asking.ask(Question::Purge { subject, below });
                     self.purges.push(purge);

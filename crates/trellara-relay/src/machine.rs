@@ -12,6 +12,7 @@ mod bundle;
 mod chunks;
 mod descriptions;
 mod doubt;
+mod held;
 mod open;
 mod positions;
 mod progress;
@@ -19,6 +20,7 @@ mod resent;
 mod sequencer;
 mod space;
 mod streamed;
+mod subtransactions;
 #[cfg(test)]
 mod tests;
 mod words;
@@ -34,6 +36,7 @@ use crate::resume::after_marker;
 
 use assembler::{Assembler, Sizes};
 use doubt::Doubt;
+use held::Behind;
 use positions::Positions;
 use progress::Progress;
 pub use resent::LastTransaction;
@@ -68,6 +71,7 @@ pub struct Machine {
     positions: Positions,
     progress: Progress,
     doubt: Doubt,
+    behind: Behind,
     counts: Counts,
 }
 
@@ -125,9 +129,10 @@ impl Machine {
         Machine {
             phase: Phase::Marking,
             start_position: tail_position,
-            assembler: Assembler::new(start.history, sizes, resent, continues_at, start.confirmed),
+            assembler: Assembler::new(start.history, sizes, resent, continues_at),
             progress: Progress::new(&settings, now),
             doubt: Doubt::default(),
+            behind: Behind::default(),
             counts: Counts::default(),
             settings,
             frames,
@@ -136,9 +141,11 @@ impl Machine {
     }
 
     /// Whether more of the source's messages may be handed in. False while the window is full,
-    /// the marker is on its way, or the incarnation is over.
+    /// the marker is on its way, a commit is held, or the incarnation is over.
     pub fn wants_input(&self) -> bool {
-        self.phase == Phase::Streaming && self.frames.window_bytes() < self.settings.window_bytes
+        self.phase == Phase::Streaming
+            && self.assembler.held.is_none()
+            && self.frames.window_bytes() < self.settings.window_bytes
     }
 
     /// Whether a restart or a halt was commanded.
@@ -223,6 +230,7 @@ impl Machine {
                 self.heartbeat(now, out);
             }
             Event::Probed(answer) => self.probed(now, answer, out),
+            Event::Subtransactions(answer) => return self.subtransactions(now, answer, out),
             Event::Tick => self.tick(now, out),
         }
         Ok(())
@@ -234,6 +242,9 @@ impl Machine {
         payload: &[u8],
         out: &mut Vec<Command>,
     ) -> Result<(), Halt> {
+        if self.put_aside(payload) {
+            return Ok(());
+        }
         let pending = self.assembler.resent.is_pending();
         self.walsender(now, payload, out)?;
         if pending && !self.assembler.resent.is_pending() {
@@ -258,20 +269,8 @@ impl Machine {
             } => {
                 self.positions.received(start.max(end));
                 self.progress.data_at = now;
-                self.assembler.message(start, payload, &mut self.frames)?;
-                if let Some(xid) = self.assembler.spilled {
-                    self.end(
-                        Restart {
-                            reason: format!(
-                                "transaction {xid} has subtransactions from before this \
-                                 connection, of which the source may not say that they were \
-                                 rolled back; large ones are read after their commit"
-                            ),
-                            streaming_off: true,
-                        },
-                        out,
-                    );
-                }
+                self.assembler.message(payload, &mut self.frames)?;
+                self.ask_subtransactions(out);
                 Ok(())
             }
             Walsender::Keepalive {

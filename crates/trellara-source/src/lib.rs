@@ -10,5 +10,6 @@ mod options;
 pub mod publication;
 pub mod slot;
 pub mod stream;
+pub mod subtransactions;
 
 pub use options::SourceOptions;

@@ -1,14 +1,15 @@
 //! pgoutput messages in, frames out; values are never looked at.
 
 use trellara_envelope::{
-    Body, BundleEntry, CommitTime, Halt, HaltCode, Lsn, Oid, SourceHistory, StreamSequence,
-    TransactionIdentity, Xid, records,
+    AbortedSet, Body, BundleEntry, CommitTime, Halt, HaltCode, Lsn, Oid, SourceHistory,
+    StreamSequence, TransactionIdentity, Xid, records,
 };
 use trellara_pgoutput::{Kind, Message, Peek, decode, peek};
 
 use super::bundle::{Bundle, Current};
 use super::chunks::Chunks;
 use super::descriptions::Descriptions;
+use super::held::Held;
 use super::open::Open;
 use super::resent::{Resent, Verdict};
 use super::sequencer::{Advance, Sequencer};
@@ -37,11 +38,8 @@ pub(super) struct Assembler {
     pub(super) chunks: Chunks,
     /// End of everything complete, whether it made a frame or not.
     pub(super) complete: Lsn,
-    /// The slot's position when this incarnation began: the source streams nothing below it.
-    confirmed: Lsn,
-    /// A streamed transaction whose rollbacks the source may keep to itself, see
-    /// [`Assembler::watch_spilled`].
-    pub(super) spilled: Option<Xid>,
+    /// A streamed transaction that has committed and about which the source is asked.
+    pub(super) held: Option<Held>,
 }
 
 /// Between Begin and Commit: where a committed transaction's records go.
@@ -60,13 +58,7 @@ enum Between {
 }
 
 impl Assembler {
-    pub(super) fn new(
-        history: SourceHistory,
-        sizes: Sizes,
-        resent: Resent,
-        complete: Lsn,
-        confirmed: Lsn,
-    ) -> Self {
+    pub(super) fn new(history: SourceHistory, sizes: Sizes, resent: Resent, complete: Lsn) -> Self {
         Self {
             history,
             bundle_size: sizes.bundle,
@@ -77,8 +69,7 @@ impl Assembler {
             streamed: Streamed::new(sizes.unfinished),
             chunks: Chunks::new(sizes.chunk),
             complete,
-            confirmed,
-            spilled: None,
+            held: None,
         }
     }
 
@@ -91,7 +82,7 @@ impl Assembler {
     /// Whether nothing received is still waiting for its commit, streamed transactions aside: the
     /// slot's restart position covers those, they come again whole.
     pub(super) fn is_between_transactions(&self) -> bool {
-        matches!(self.between, Between::Nothing) && !self.streamed.in_block()
+        matches!(self.between, Between::Nothing) && !self.streamed.in_block() && self.held.is_none()
     }
 
     /// Whether a bundle is being gathered.
@@ -114,16 +105,10 @@ impl Assembler {
         Ok(())
     }
 
-    /// One pgoutput message; `lsn` is where the source has it from.
-    pub(super) fn message(
-        &mut self,
-        lsn: Lsn,
-        message: &[u8],
-        frames: &mut Sequencer,
-    ) -> Result<(), Halt> {
+    /// One pgoutput message; none while a commit is held.
+    pub(super) fn message(&mut self, message: &[u8], frames: &mut Sequencer) -> Result<(), Halt> {
         let in_stream = self.streamed.in_block();
         let look = peek(message, in_stream).map_err(|error| malformed(&error))?;
-        self.watch_spilled(lsn, &look);
         match look.kind {
             Kind::Begin
             | Kind::Commit
@@ -141,25 +126,6 @@ impl Assembler {
             Kind::Insert | Kind::Update | Kind::Delete | Kind::Truncate | Kind::Logical => {
                 self.record(message, &look, frames)
             }
-        }
-    }
-
-    /// Notices a change of a subtransaction from below the slot's position.
-    ///
-    /// The source may not stream what it decodes below that position and spills it; later it
-    /// streams the spilled changes too. PostgreSQL up to 17 then forgets that it streamed a
-    /// subtransaction of more than 4096 spilled changes, and never says that it was rolled back
-    /// (`ReorderBufferTruncateTXN` marks only those with changes left in memory). Its rows would
-    /// stay. So such a transaction is read after its commit, when the source leaves out what was
-    /// rolled back.
-    fn watch_spilled(&mut self, lsn: Lsn, look: &Peek<'_>) {
-        // A description comes with no position of its own; the change behind it has one.
-        if lsn != Lsn::ZERO
-            && lsn < self.confirmed
-            && let Some(open) = self.streamed.block()
-            && look.xid.is_some_and(|xid| xid != open.xid)
-        {
-            self.spilled = Some(open.xid);
         }
     }
 
@@ -290,6 +256,7 @@ impl Assembler {
         frames: &mut Sequencer,
     ) -> Result<(), Halt> {
         if let Some(open) = self.streamed.block() {
+            open.changed_by(look.xid);
             return self.chunks.change(open, &self.known, message, look, frames);
         }
         match &mut self.between {
@@ -392,11 +359,36 @@ impl Assembler {
             // Its chunks went out before anyone could know that it is in the stream (C20).
             self.chunks.abort_whole(&open, frames);
         } else {
-            self.flush(frames);
-            self.chunks.close(*open, identity, end, frames);
+            let ask = !open.subtransactions.is_empty();
+            let held = Held {
+                open,
+                identity,
+                end,
+            };
+            if ask {
+                self.held = Some(held);
+                return Ok(());
+            }
+            self.release(held, &AbortedSet::EMPTY, frames);
         }
         self.complete = self.complete.max(end);
         Ok(())
+    }
+
+    /// Closes a streamed transaction that has committed; `aborted` was rolled back, and nothing
+    /// that was received says so.
+    pub(super) fn release(&mut self, held: Held, aborted: &AbortedSet, frames: &mut Sequencer) {
+        let Held {
+            mut open,
+            identity,
+            end,
+        } = held;
+        // The descriptions stay the connection's: what the source does not withdraw, it does not
+        // send again.
+        open.unwritten.extend(aborted.ranges().iter().copied());
+        self.flush(frames);
+        self.chunks.close(*open, identity, end, frames);
+        self.complete = self.complete.max(end);
     }
 
     fn gather(

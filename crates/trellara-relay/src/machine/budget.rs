@@ -25,7 +25,8 @@ impl Machine {
             self.finish_aborting(out);
             return;
         }
-        if self.phase != Phase::Streaming {
+        // While a commit is held nothing is read, so nothing grows; its end comes soon.
+        if self.phase != Phase::Streaming || self.assembler.held.is_some() {
             return;
         }
         self.warn_of_large(out);
@@ -63,8 +64,8 @@ impl Machine {
 
     /// Which bound is exceeded.
     fn exceeds(&mut self, now: Duration) -> Option<&'static str> {
-        if self.assembler.streamed.aborted_bytes() > self.settings.unfinished_bytes {
-            return Some("open transactions have rolled back more parts than fit into memory");
+        if self.assembler.streamed.remembered() > self.settings.unfinished_bytes {
+            return Some("open transactions have more subtransactions than fit into memory");
         }
         let streamed = self.assembler.streamed.stored();
         let large = self.assembler.large().map_or(0, |(_, stored)| stored);

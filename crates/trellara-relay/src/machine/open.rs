@@ -9,6 +9,7 @@ use trellara_envelope::{
 };
 
 use super::descriptions::{Description, Descriptions};
+use super::subtransactions::Subtransactions;
 
 /// A transaction of which chunks were, or will be, published.
 #[derive(Debug)]
@@ -27,6 +28,8 @@ pub(super) struct Open {
     /// apart, so that learning of one rollback never moves the many.
     pub(super) aborted: AbortedSet,
     pub(super) unwritten: AbortedSet,
+    /// Those with changes and without a rollback so far.
+    pub(super) subtransactions: Subtransactions,
     pub(super) aborts: u64,
     pub(super) last_abort: Option<StreamSequence>,
     pub(super) changes: u64,
@@ -49,6 +52,7 @@ impl Open {
             first_sequence: None,
             aborted: AbortedSet::new(),
             unwritten: AbortedSet::new(),
+            subtransactions: Subtransactions::default(),
             aborts: 0,
             last_abort: None,
             changes: 0,
@@ -114,9 +118,22 @@ impl Open {
         }
     }
 
+    /// Memory that only its end frees: what abort frames name, and what may have to be asked about.
+    pub(super) fn remembered(&self) -> usize {
+        size_of_val(self.aborted.ranges()) + self.subtransactions.bytes()
+    }
+
+    /// Takes note of a change of its own or of a subtransaction.
+    pub(super) fn changed_by(&mut self, xid: Option<Xid>) {
+        if let Some(xid) = xid.filter(|xid| *xid != self.xid) {
+            self.subtransactions.insert(xid);
+        }
+    }
+
     /// Takes note of a subtransaction's rollback.
     pub(super) fn abort(&mut self, subxid: Xid) {
         self.unwritten.insert(subxid);
+        self.subtransactions.remove(subxid);
         self.own.retain(|_, own| {
             own.retain(|(xid, _)| *xid != subxid);
             !own.is_empty()

@@ -263,6 +263,9 @@ impl Machine {
         if let Some(reason) = self.doubt.reason() {
             return format!("the outcome of a publish ({reason})");
         }
+        if self.assembler.held.is_some() {
+            return "the source's word on rolled-back subtransactions".to_owned();
+        }
         if self.frames.is_held() {
             let used = self.frames.space.used();
             return match self.frames.space.max_bytes() {

@@ -55,10 +55,10 @@ impl Streamed {
             .map(|open| (open.xid, open.stored))
     }
 
-    /// What all that was rolled back takes in memory until their commits.
-    pub(super) fn aborted_bytes(&self) -> usize {
+    /// What all their subtransactions take in memory until their commits.
+    pub(super) fn remembered(&self) -> usize {
         let all = self.open.values().chain(&self.block);
-        all.map(|open| size_of_val(open.aborted.ranges())).sum()
+        all.map(|open| open.remembered()).sum()
     }
 
     /// A block begins.

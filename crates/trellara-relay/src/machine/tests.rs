@@ -3,6 +3,7 @@
 mod budget;
 #[path = "../../tests/it/chain.rs"]
 mod chain;
+mod held;
 mod rules;
 mod shutdown;
 mod simulation;

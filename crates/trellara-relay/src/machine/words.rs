@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use trellara_envelope::{
-    FlowName, FrameDigest, FrameOrdinal, Halt, Incarnation, Lsn, Marker, PositionReport,
-    SourceHistory, StreamSequence, Xid,
+    AbortedRange, AbortedSet, FlowName, FrameDigest, FrameOrdinal, Halt, Incarnation, Lsn, Marker,
+    PositionReport, SourceHistory, StreamSequence, Xid,
 };
 use trellara_jetstream::publish::Outcome;
 use trellara_source::stream::Feedback;
@@ -95,6 +95,9 @@ pub enum Event<'a> {
     SynchronousStandby(bool),
     /// The source answered a probe.
     Probed(ProbeAnswer),
+    /// Which of the subtransactions asked about were rolled back; the error says why that cannot
+    /// be known.
+    Subtransactions(Result<AbortedSet, String>),
     /// Time has passed.
     Tick,
 }
@@ -136,6 +139,14 @@ pub enum Command {
     CheckReport(PositionReport),
     /// Open an ordinary connection to the source; answered by [`Event::Probed`].
     ProbeSource,
+    /// Ask the source which of these subtransactions were rolled back; answered, within a bound, by
+    /// [`Event::Subtransactions`].
+    AskSubtransactions {
+        /// Their transaction, which has committed.
+        xid: Xid,
+        /// Their ids.
+        asked: Vec<AbortedRange>,
+    },
     /// Remove the chunks of a transaction that was rolled back, below a sequence.
     Purge {
         /// Subject or filter.

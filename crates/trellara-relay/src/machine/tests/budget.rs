@@ -62,7 +62,7 @@ impl Hand {
         warnings.collect()
     }
 
-    fn streams_no_more(&self) -> bool {
+    pub(super) fn streams_no_more(&self) -> bool {
         matches!(self.said.last(), Some(Command::Restart(restart)) if restart.streaming_off)
     }
 }

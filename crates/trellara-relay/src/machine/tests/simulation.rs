@@ -447,6 +447,14 @@ impl<'a> World<'a> {
                     let event = Event::Probed(ProbeAnswer::Other);
                     self.answers.push((event, self.incarnation));
                 }
+                Command::AskSubtransactions { xid, asked } => {
+                    let answer = match !self.calm && self.dice.one_in(10) {
+                        true => Err("no answer in time".to_owned()),
+                        false => Ok(self.walsender.script.rolled_back(xid.0, &asked)),
+                    };
+                    let event = Event::Subtransactions(answer);
+                    self.answers.push((event, self.incarnation));
+                }
                 Command::Halt(halt) => panic!("{halt}"),
             }
         }
@@ -487,7 +495,10 @@ fn script(seed: u64) -> Script {
                 let at = dice.roll(open.len() as u64) as usize;
                 let (of, subxid) = open[at];
                 if of != subxid {
-                    steps.push(Step::Rollback { xid: of, subxid });
+                    steps.push(match dice.one_in(2) {
+                        true => Step::Rollback { xid: of, subxid },
+                        false => Step::Forgotten { xid: of, subxid },
+                    });
                     open[at].1 = of;
                 }
             }

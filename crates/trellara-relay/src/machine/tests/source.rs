@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use trellara_envelope::Lsn;
+use trellara_envelope::{AbortedRange, AbortedSet, Lsn, Xid};
 
 /// One step of the script, in the order of the write-ahead log.
 #[derive(Debug, Clone)]
@@ -18,6 +18,8 @@ pub(super) enum Step {
     },
     /// A subtransaction of it is rolled back.
     Rollback { xid: u32, subxid: u32 },
+    /// The same, and the walsender never says so.
+    Forgotten { xid: u32, subxid: u32 },
     /// It commits, or rolls back as a whole.
     End { xid: u32, commits: bool },
     /// A transaction of nothing but a logical message.
@@ -91,13 +93,33 @@ impl Script {
                     subxid,
                     rows: more,
                 } if *of == xid => rows.extend(more.iter().map(|row| (*subxid, row.clone()))),
-                Step::Rollback { xid: of, subxid } if *of == xid => {
+                Step::Rollback { xid: of, subxid } | Step::Forgotten { xid: of, subxid }
+                    if *of == xid =>
+                {
                     rows.retain(|(of, _)| of != subxid);
                 }
                 _ => {}
             }
         }
         rows.into_iter().map(|(_, row)| row).collect()
+    }
+
+    /// What the commit log says when it is asked about subtransactions: only about those of which
+    /// rows and no rollback were sent.
+    pub(super) fn rolled_back(&self, xid: u32, asked: &[AbortedRange]) -> AbortedSet {
+        let mut aborted = AbortedSet::new();
+        for id in asked.iter().flat_map(|range| range.first.0..=range.last.0) {
+            let of_it = |step: &Step| matches!(step, Step::Block { xid: of, subxid, rows } if (*of, *subxid) == (xid, id) && !rows.is_empty());
+            assert!(self.steps.iter().any(of_it), "{id} is none of {xid}");
+            for step in &self.steps {
+                match step {
+                    Step::Rollback { subxid, .. } => assert_ne!(*subxid, id, "it was told"),
+                    Step::Forgotten { subxid, .. } if *subxid == id => aborted.insert(Xid(id)),
+                    _ => {}
+                }
+            }
+        }
+        aborted
     }
 
     /// The commit position of a streamed transaction, if it commits.
@@ -119,7 +141,7 @@ impl Row {
 /// One connection: sends the script from the beginning, without what was confirmed.
 #[derive(Debug, Clone)]
 pub(super) struct Walsender<'a> {
-    script: &'a Script,
+    pub(super) script: &'a Script,
     confirmed: Lsn,
     next: usize,
     described: BTreeSet<u32>,
@@ -159,6 +181,8 @@ impl<'a> Walsender<'a> {
             Step::Logical { xid } => {
                 vec![begin(xid, at), xlog(at, logical(at)), commit(xid, at, end)]
             }
+            // What it had described inside, it holds for told.
+            Step::Forgotten { .. } => Vec::new(),
             Step::Block { .. } | Step::Rollback { .. } if !self.streaming => Vec::new(),
             Step::Block { xid, subxid, rows } => {
                 let done = self.script.commit_of(xid);
