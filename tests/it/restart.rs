@@ -662,3 +662,47 @@ async fn a_silent_target_session_is_replaced_and_its_backend_ended() -> Result<(
     );
     Ok(())
 }
+
+/// Open transactions above their budget are read after their commit (C12), also when the first
+/// attempts to begin again come to nothing.
+#[tokio::test]
+async fn c12_a_failed_attempt_does_not_turn_streaming_on_again() -> Result<()> {
+    let options = GroundOptions::version(18).source("logical_decoding_work_mem", "64kB");
+    let ground = Ground::start(&options)?;
+    let extra = "nats.open_bytes: 4MiB\nsource.acknowledge: published";
+    let mut flow = ground.flow("cases", KEYLESS, KEYLESS, extra).await?;
+    flow.setup().await?;
+    let source = Proxy::to_port(ground.source.port()).await?;
+    flow.places.source_url = source.url(&flow.places.source_url);
+    flow.write_config()?;
+    flow.start_relay()?;
+    flow.start_applier()?;
+    run(&flow.source_admin, &["INSERT INTO log VALUES (1, 'first')"]).await?;
+    flow.caught_up(WITHIN).await?;
+
+    source.listen(false);
+    let client = compare::connect(&flow.source_admin).await?;
+    client
+        .batch_execute(
+            "BEGIN; INSERT INTO public.log
+                SELECT g, repeat('x', 1000) FROM generate_series(1, 12000) g",
+        )
+        .await?;
+    let relay = flow.relay.as_mut().context("relay")?;
+    relay.logged("exceed their budget", WITHIN).await?;
+    relay.logged("Connection refused", WITHIN).await?;
+    let forget = "SELECT pg_stat_reset_replication_slot('trellara_cases')";
+    run(&flow.source_admin, &[forget]).await?;
+    source.listen(true);
+    run(&flow.source_admin, &["INSERT INTO log VALUES (2, 'other')"]).await?;
+    until(&flow.target_admin, "SELECT count(*) FROM log", "2", WITHIN).await?;
+    client.batch_execute("COMMIT").await?;
+    flow.converges(WITHIN).await?;
+    let streamed = "SELECT stream_count FROM pg_stat_replication_slots";
+    ensure!(
+        value(&flow.source_admin, streamed).await? == "0",
+        "it was streamed again:\n{}",
+        flow.logs()
+    );
+    Ok(())
+}

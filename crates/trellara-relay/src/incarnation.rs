@@ -32,7 +32,8 @@ pub(crate) enum End {
         reason: String,
         /// The incarnation, when it got as far as streaming.
         began: Option<Incarnation>,
-        streaming: Streaming,
+        /// How the next one reads; `None` as this one should have.
+        streaming: Option<Streaming>,
     },
 }
 
@@ -356,10 +357,9 @@ impl Incarnate<'_> {
                 }
                 Command::Warn(large) => self.status.warn_of(large),
                 Command::Restart(restart) => {
-                    let streaming = if restart.streaming_off {
-                        Streaming::Off
-                    } else {
-                        Streaming::On
+                    let streaming = match restart.streaming_off {
+                        true => Some(Streaming::Off),
+                        false => self.began().then_some(Streaming::On),
                     };
                     return Some(End::Again {
                         reason: restart.reason,
@@ -377,9 +377,14 @@ impl Incarnate<'_> {
     fn again(&self, reason: impl Into<String>) -> End {
         End::Again {
             reason: reason.into(),
-            began: self.machine.status().streaming.then_some(self.number),
-            streaming: Streaming::On,
+            began: self.began().then_some(self.number),
+            streaming: self.began().then_some(Streaming::On),
         }
+    }
+
+    /// Whether the marker was stored.
+    fn began(&self) -> bool {
+        self.machine.status().frames > 0
     }
 
     /// Takes over the machine's status for the endpoint and the metrics.

@@ -203,7 +203,7 @@ pub(crate) fn again(reason: impl Into<String>) -> End {
     End::Again {
         reason: reason.into(),
         began: None,
-        streaming: Streaming::On,
+        streaming: None,
     }
 }
 

@@ -67,7 +67,9 @@ pub async fn run(
                 (reason, next)
             }
         };
-        streaming = next;
+        // An attempt that came to nothing changes nothing: with streaming on again, open
+        // transactions would only be sent up to their budget and given up once more.
+        streaming = next.unwrap_or(streaming);
         let pause = pauses.next().unwrap_or(PAUSE_MAX);
         tracing::warn!(reason, ?pause, "the relay begins again");
         status.update(|status| {
