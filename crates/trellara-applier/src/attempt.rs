@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use tokio_util::sync::CancellationToken;
-use trellara_envelope::{Body, FrameDigest, Halt, HaltCode, Incarnation, StreamSequence};
+use trellara_envelope::{Body, Halt, HaltCode, Incarnation, StreamSequence};
 use trellara_jetstream::consume::{Consumer, ConsumerOptions, Delivery};
 use trellara_jetstream::read::Reader;
 use trellara_jetstream::{Broker, BrokerError};
@@ -28,15 +28,13 @@ use crate::trim::Trimmer;
 use crate::trouble::Trouble;
 
 mod commit;
+mod unfit;
 
 /// A request to write progress down at once holds this long: whoever waits asks again, and the
 /// heartbeat waited for may come a moment after the request.
 const ASKED_FOR: Duration = Duration::from_secs(5);
 /// What is known of the target's tables is read again after this long.
 const REREAD: Duration = Duration::from_secs(30);
-/// Consumers positioned anew because of a delivery gap, without a frame accepted in between,
-/// before everything is taken up from the beginning.
-const REPOSITIONS: u32 = 3;
 
 /// Everything that can happen to a running applier.
 enum Event {
@@ -79,6 +77,8 @@ pub(crate) struct Attempt<'a> {
     reread: Instant,
     asked_until: Option<Instant>,
     repositions: u32,
+    /// The last void marker passed over.
+    void: StreamSequence,
     /// Whether the broker was connected at the last tick.
     broker_there: bool,
 }
@@ -137,6 +137,7 @@ impl<'a> Attempt<'a> {
             reread: Instant::now(),
             asked_until: None,
             repositions: 0,
+            void: StreamSequence(0),
             broker_there: true,
             options,
             broker,
@@ -256,7 +257,7 @@ impl<'a> Attempt<'a> {
             Verdict::Overtaken(halt) => self.overtaken(&opened, halt).await?,
             Verdict::Halt(halt) => {
                 self.write_down().await?;
-                return Err(self.unless_rewritten(halt).await?);
+                self.unless_void(&opened, halt).await?;
             }
         }
         self.repositions = 0;
@@ -300,82 +301,6 @@ impl<'a> Attempt<'a> {
             self.closed.push(Incarnation(before));
         }
         Ok(())
-    }
-
-    /// A frame was not delivered. It is a gap only when the stream has none between either (C23).
-    async fn missing(&mut self, opened: &Delivered) -> Result<(), Trouble> {
-        self.write_down().await?;
-        let from = StreamSequence(self.machine.sequence().0 + 1);
-        let mut between = None;
-        for filter in filters(self.options) {
-            let found = self.reader.next_on(&filter, from).await?;
-            if let Some(stored) = found
-                && stored.sequence < opened.sequence
-            {
-                between = Some(
-                    between.map_or(stored.sequence, |b: StreamSequence| b.min(stored.sequence)),
-                );
-            }
-        }
-        let Some(first_missed) = between else {
-            let halt = gap(&self.machine, opened);
-            return Err(self.unless_rewritten(halt).await?);
-        };
-        self.repositions += 1;
-        if self.repositions > REPOSITIONS {
-            return Err(Trouble::passing(format!(
-                "the consumer keeps leaving out the frame at sequence {first_missed}"
-            )));
-        }
-        tracing::warn!(
-            sequence = %first_missed, before = %opened.sequence,
-            "a frame was not delivered although the stream has it; reading again from there"
-        );
-        self.status.count_delivery_gap(&self.options.flow);
-        self.consumer.reposition(first_missed).await?;
-        Ok(())
-    }
-
-    /// A frame does not fit the one read last. When that is no longer in the stream, the broker
-    /// lost frames behind our back and the relay wrote them anew: the marker that continues them
-    /// stands before our place, and beginning anew finds it, or says what is missing (C26).
-    async fn unless_rewritten(&self, halt: Halt) -> Result<Trouble, Trouble> {
-        let (HaltCode::Gap | HaltCode::Fork, Some((sequence, digest))) =
-            (halt.code, self.machine.seen())
-        else {
-            return Ok(halt.into());
-        };
-        let stored = self.reader.get(sequence).await?;
-        if stored.is_some_and(|stored| FrameDigest::of(&stored.payload) == digest) {
-            return Ok(halt.into());
-        }
-        Ok(Trouble::passing(format!(
-            "the stream lost the frame at sequence {sequence} after it was read; finding the place \
-             anew"
-        )))
-    }
-
-    /// A frame of a writer that had lost the stream stands behind its successor's marker. When a
-    /// later marker closes it, it is garbage; before that nothing behind it may be read. The relay
-    /// writes that marker as soon as it finds the frame, so it is worth looking again.
-    async fn overtaken(&mut self, opened: &Delivered, halt: Halt) -> Result<(), Trouble> {
-        self.write_down().await?;
-        let mut from = opened.sequence.next();
-        let marks = self.options.flow.mark_subject();
-        while let Some(mark) = self.reader.next_on(&marks, from).await? {
-            let frame = position::decode(&mark.payload, mark.sequence)?;
-            if machine::closes_lower(&frame.body)
-                && frame.header.incarnation > opened.frame.header.incarnation
-            {
-                tracing::warn!(
-                    sequence = %opened.sequence, incarnation = %opened.frame.header.incarnation,
-                    "passed over a frame of a writer that had lost the stream"
-                );
-                return Ok(());
-            }
-            from = mark.sequence.next();
-        }
-        Err(Trouble::probe(halt))
     }
 
     async fn trim(&mut self) {
@@ -457,21 +382,4 @@ fn not_set_up(options: &ApplierOptions) -> Trouble {
         format!("flow {} has no checkpoint in this target", options.flow),
         "run trellara setup",
     ))
-}
-
-fn gap(machine: &Machine, opened: &Delivered) -> Halt {
-    let header = &opened.frame.header;
-    Halt::new(
-        HaltCode::Gap,
-        format!(
-            "frame {} at sequence {} follows {}, the target stands at {}, and the stream holds \
-             nothing between sequence {} and it",
-            header.ordinal,
-            opened.sequence,
-            header.follows,
-            machine.end_lsn(),
-            machine.sequence()
-        ),
-        "restore the stream, or copy the tables anew: trellara table recopy",
-    )
 }

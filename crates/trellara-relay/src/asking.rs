@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use trellara_envelope::{
-    AbortedRange, AbortedSet, Halt, Marker, PositionReport, StreamSequence, Xid,
+    AbortedRange, AbortedSet, Frame, Halt, Marker, PositionReport, StreamSequence, Xid,
 };
 use trellara_jetstream::read::Reader;
 use trellara_jetstream::topology::StreamFacts;
@@ -21,7 +21,7 @@ use trellara_source::{slot, subtransactions};
 use crate::RelayOptions;
 use crate::ending::{self, Ending};
 use crate::facts;
-use crate::machine::{ProbeAnswer, TailAnswer};
+use crate::machine::{FootingAnswer, ProbeAnswer, TailAnswer};
 use crate::resume::compare_members;
 
 /// A question to the source is given up after this long.
@@ -31,6 +31,8 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 pub(crate) enum Question {
     /// The stream's last frame.
     Tail,
+    /// The frame below the marker.
+    Footing(StreamSequence),
     /// Whether a report's frame is what it says.
     Report(PositionReport),
     /// The stream's size and registered target.
@@ -53,6 +55,7 @@ pub(crate) enum Question {
 /// What is answered.
 pub(crate) enum Answer {
     Tail(TailAnswer),
+    Footing(FootingAnswer),
     Report(PositionReport, bool),
     /// `None` when nothing was answered.
     Stream(Option<StreamFacts>),
@@ -116,6 +119,7 @@ impl Asker {
         Box::pin(async move {
             match question {
                 Question::Tail => Answer::Tail(shared.tail().await),
+                Question::Footing(at) => Answer::Footing(shared.footing(at).await),
                 Question::Report(report) => {
                     let fits = shared.fits(&report).await;
                     Answer::Report(report, fits)
@@ -152,6 +156,14 @@ impl Shared {
             },
             Err(error) if *error.kind() == BrokerErrorKind::Missing => TailAnswer::Gone,
             Err(error) => TailAnswer::Failed(error.to_string()),
+        }
+    }
+
+    async fn footing(&self, at: StreamSequence) -> FootingAnswer {
+        match self.reader.get(at).await {
+            Ok(Some(stored)) => FootingAnswer::Frame(Frame::digest_of(&stored.payload)),
+            Ok(None) => FootingAnswer::Missing,
+            Err(error) => FootingAnswer::Failed(error.to_string()),
         }
     }
 

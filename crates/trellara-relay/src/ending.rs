@@ -7,8 +7,13 @@
 //! prevents it (`Publisher::fencing_pipelines`); elsewhere they land behind the marker.
 //! They continue a frame that was never stored, so they are passed over: the flow goes on behind
 //! the newest writer's last frame, and the next marker tells readers that they are closed.
+//!
+//! The flow's last frame may be a void marker, one that stands on another frame than it names
+//! (`machine::footing`). Its writer published nothing behind it, so the flow ends below it.
 
-use trellara_envelope::{FlowName, Frame, Incarnation, StreamSequence};
+use std::pin::Pin;
+
+use trellara_envelope::{Body, FlowName, Frame, Incarnation, StreamSequence};
 use trellara_jetstream::BrokerError;
 use trellara_jetstream::publish::Publisher;
 use trellara_jetstream::read::{Reader, StoredFrameBytes, StreamEnd};
@@ -36,6 +41,8 @@ pub(crate) struct Last {
     pub(crate) frame: Frame,
     /// Where the frame itself stands.
     pub(crate) at: StreamSequence,
+    /// Where the newest writer's last frame stands: the same, or a void marker.
+    pub(crate) newest_at: StreamSequence,
     /// Whether frames of a lower incarnation stand behind it.
     pub(crate) passed_over: bool,
 }
@@ -43,10 +50,63 @@ pub(crate) struct Last {
 /// Reads it.
 pub(crate) async fn read(reader: &Reader, flow: &FlowName) -> Result<Ending, BrokerError> {
     let end = reader.end().await?;
-    let Some(message) = &end.message else {
-        return Ok(Ending::Empty);
-    };
-    let last = match last_of(&end, message, flow) {
+    match &end.message {
+        None => Ok(Ending::Empty),
+        Some(message) => at_or_before(reader, flow, &end, message).await,
+    }
+}
+
+/// The flow's last frame up to a message.
+fn at_or_before<'a>(
+    reader: &'a Reader,
+    flow: &'a FlowName,
+    end: &'a StreamEnd,
+    message: &'a StoredFrameBytes,
+) -> Pin<Box<dyn Future<Output = Result<Ending, BrokerError>> + Send + 'a>> {
+    Box::pin(async move {
+        let last = match of_newest_writer(reader, flow, end, message).await? {
+            Ending::At(last) if matches!(last.frame.body, Body::Marker(_)) => last,
+            other => return Ok(other),
+        };
+        let Some(stored) = reader
+            .get(StreamSequence(last.at.0.saturating_sub(1)))
+            .await?
+        else {
+            // Removed, which only somebody does who has read the marker too.
+            return Ok(Ending::At(last));
+        };
+        let named = last.frame.header.previous;
+        if Frame::digest_of(&stored.payload) == named {
+            return Ok(Ending::At(last));
+        }
+        let below = match at_or_before(reader, flow, end, &stored).await? {
+            Ending::At(below) if below.tail.digest != named => below,
+            _ => return Ok(Ending::At(last)),
+        };
+        tracing::warn!(
+            sequence = last.at.0,
+            incarnation = last.tail.incarnation.0,
+            "a marker stands on another frame than it names; going on from below it"
+        );
+        Ok(Ending::At(Box::new(Last {
+            tail: Tail {
+                incarnation: last.tail.incarnation,
+                ..below.tail
+            },
+            newest_at: last.newest_at,
+            ..*below
+        })))
+    })
+}
+
+/// The last frame up to a message of the newest writer that there is up to it.
+async fn of_newest_writer(
+    reader: &Reader,
+    flow: &FlowName,
+    end: &StreamEnd,
+    message: &StoredFrameBytes,
+) -> Result<Ending, BrokerError> {
+    let last = match last_of(end, message, flow) {
         Ok(last) => last,
         Err(reason) => return Ok(Ending::Foreign(reason)),
     };
@@ -60,7 +120,7 @@ pub(crate) async fn read(reader: &Reader, flow: &FlowName) -> Result<Ending, Bro
         let Some(stored) = reader.get(at).await? else {
             continue;
         };
-        match last_of(&end, &stored, flow) {
+        match last_of(end, &stored, flow) {
             Ok(found) if found.tail.incarnation == newest => {
                 tracing::warn!(
                     incarnation = newest.0,
@@ -97,6 +157,7 @@ fn last_of(end: &StreamEnd, message: &StoredFrameBytes, flow: &FlowName) -> Resu
         tail,
         frame,
         at: message.sequence,
+        newest_at: message.sequence,
         passed_over: false,
     })
 }

@@ -20,6 +20,8 @@ use crate::resume::{Facts, StreamEnd};
 /// What the broker knows.
 pub(crate) struct BrokerFacts {
     pub(crate) end: StreamEnd,
+    /// Where the flow's last frame stands.
+    pub(crate) tail_at: StreamSequence,
     pub(crate) stream: Option<StreamFacts>,
     pub(crate) marker: Option<Marker>,
     pub(crate) last_transaction: LastTransaction,
@@ -33,6 +35,7 @@ pub(crate) async fn of_broker(
 ) -> Result<BrokerFacts, BrokerError> {
     let nothing = |end, stream| BrokerFacts {
         end,
+        tail_at: StreamSequence(0),
         stream,
         marker: None,
         last_transaction: LastTransaction::None,
@@ -57,6 +60,7 @@ pub(crate) async fn of_broker(
         last_transaction(reader, flow).await?
     };
     Ok(BrokerFacts {
+        tail_at: last.at,
         end: StreamEnd::At(last.tail, last.frame.header.source),
         stream: Some(stream),
         marker,
@@ -160,7 +164,7 @@ async fn newest_marker(
     stream: &StreamFacts,
     last: &Last,
 ) -> Result<Option<Marker>, BrokerError> {
-    let (mut low, mut high) = (stream.first_sequence.0, last.at.0);
+    let (mut low, mut high) = (stream.first_sequence.0, last.newest_at.0);
     while low < high {
         let middle = low + (high - low) / 2;
         let next = reader

@@ -288,6 +288,7 @@ impl Incarnate<'_> {
     fn answered(&mut self, answer: Answer) -> Option<End> {
         match answer {
             Answer::Tail(answer) => self.event(Event::Tail(answer)),
+            Answer::Footing(answer) => self.event(Event::Footing(answer)),
             Answer::Report(report, fits) => self.event(Event::ReportChecked(report, fits)),
             Answer::Stream(facts) => {
                 self.schedule.asking_space = false;
@@ -346,6 +347,7 @@ impl Incarnate<'_> {
                 }
                 Command::Feedback { feedback, reply } => self.stream.feedback(feedback, reply),
                 Command::ReadTail => self.ask(Question::Tail),
+                Command::ReadFooting(at) => self.ask(Question::Footing(at)),
                 Command::CheckReport(report) => self.ask(Question::Report(report)),
                 Command::ProbeSource => self.ask(Question::Probe),
                 Command::AskSubtransactions { xid, asked } => {

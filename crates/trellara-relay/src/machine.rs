@@ -1,8 +1,9 @@
 //! What the relay decides: events in, commands out; no await, no clock, no randomness.
 //!
 //! One machine is one incarnation, that is one successful START_REPLICATION (C07). It first
-//! publishes its marker and takes no input before that is acknowledged; it ends with
-//! [`Command::Restart`] or [`Command::Halt`], after which it ignores everything.
+//! publishes its marker and takes no input before that is acknowledged and seen to stand on the
+//! frame that it names; it ends with [`Command::Restart`] or [`Command::Halt`], after which it
+//! ignores everything.
 //!
 //! Time is the time since any fixed moment, handed in with every event.
 
@@ -12,6 +13,7 @@ mod bundle;
 mod chunks;
 mod descriptions;
 mod doubt;
+mod footing;
 mod held;
 mod open;
 mod positions;
@@ -36,6 +38,7 @@ use crate::resume::after_marker;
 
 use assembler::{Assembler, Sizes};
 use doubt::Doubt;
+use footing::Footing;
 use held::Behind;
 use positions::Positions;
 use progress::Progress;
@@ -45,13 +48,13 @@ use sequencer::{Advance, Sequencer};
 use space::Space;
 pub use space::StreamSpace;
 pub use words::{
-    Command, Event, LargeTransaction, MachineStatus, ProbeAnswer, Publish, Restart, Settings,
-    Start, Tail, TailAnswer,
+    Command, Event, FootingAnswer, LargeTransaction, MachineStatus, ProbeAnswer, Publish, Restart,
+    Settings, Start, Tail, TailAnswer,
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// The marker is on its way.
+    /// The marker is on its way, or what it stands on is being read.
     Marking,
     Streaming,
     /// Abort frames of all open transactions are on their way; then the restart (C12).
@@ -71,6 +74,7 @@ pub struct Machine {
     positions: Positions,
     progress: Progress,
     doubt: Doubt,
+    footing: Footing,
     behind: Behind,
     counts: Counts,
 }
@@ -98,6 +102,7 @@ impl Machine {
         let sizes = sizes(&settings);
         let mut space = Space::default();
         space.update(start.space);
+        let footing = Footing::new(start.tail_at, start.tail.digest);
         let mut frames = Sequencer::new(
             settings.flow.clone(),
             start.history.source(),
@@ -132,6 +137,7 @@ impl Machine {
             assembler: Assembler::new(start.history, sizes, resent, continues_at),
             progress: Progress::new(&settings, now),
             doubt: Doubt::default(),
+            footing,
             behind: Behind::default(),
             counts: Counts::default(),
             settings,
@@ -204,6 +210,7 @@ impl Machine {
                 outcome,
             } => return self.published(now, ordinal, attempt, outcome, out),
             Event::Tail(answer) => return self.tail(now, answer, out),
+            Event::Footing(answer) => return self.footing(now, answer, out),
             Event::Report(report) => self.report(now, report, out),
             Event::ReportChecked(report, fits) => self.report_checked(now, &report, fits, out),
             Event::Stream {
@@ -306,6 +313,10 @@ impl Machine {
 
     /// Takes the acknowledged prefix off the window, and everything that follows from it.
     fn advance(&mut self, now: Duration, out: &mut Vec<Command>) -> Result<(), Halt> {
+        if self.phase == Phase::Marking && !self.footing.is_proved() {
+            self.check_footing(now, out);
+            return Ok(());
+        }
         let mut moved = false;
         while let Some(stored) = self.frames.pop() {
             moved = true;

@@ -96,6 +96,7 @@ pub(crate) async fn open(
         marker: marker(&history, &publication),
         history,
         tail,
+        tail_at: facts.tail_at,
         last_transaction: facts.last_transaction,
         confirmed,
         target: target.map(str::to_owned),

@@ -236,6 +236,29 @@ async fn a_frame_that_is_not_in_the_stream_is_a_gap() {
     assert_eq!(flow.target.rows().await, "1:1");
 }
 
+/// The broker lost the frame that a marker continues, and has another one in its place: the relay
+/// publishes nothing behind that marker and begins again from where the stream stands.
+#[tokio::test]
+async fn a_marker_that_another_takes_back_is_passed_over() {
+    let mut flow = Flow::new(18).await;
+    flow.marker().await;
+    flow.bundle(&[&[1]]).await;
+    flow.go_back_to(0x130);
+    flow.marker().await;
+    let halt = flow.start().halt().await;
+    assert_eq!(halt.code, HaltCode::Gap, "nothing takes it back: {halt}");
+    flow.marker().await;
+    let halt = flow.start().halt().await;
+    assert_eq!(halt.code, HaltCode::Gap, "nor does this one: {halt}");
+    flow.go_back_to(0x110);
+    flow.marker().await;
+    flow.bundle(&[&[2], &[3]]).await;
+    let applier = flow.start();
+    flow.caught_up().await;
+    assert_eq!(flow.target.rows().await, "1:1 2:1 3:1");
+    applier.stop().await;
+}
+
 #[tokio::test]
 async fn c24_another_targets_stream_is_refused() {
     let flow = Flow::new(18).await;

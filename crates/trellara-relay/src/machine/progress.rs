@@ -162,6 +162,7 @@ impl Machine {
 
     pub(super) fn tick(&mut self, now: Duration, out: &mut Vec<Command>) {
         self.retry_doubt(now, out);
+        self.check_footing(now, out);
         self.frames.pump(now, out);
         self.check_budget(now, out);
         self.heartbeat(now, out);
@@ -274,6 +275,9 @@ impl Machine {
             };
         }
         match self.phase {
+            Phase::Marking if self.frames.is_first_acknowledged() => {
+                "the frame below the marker".to_owned()
+            }
             Phase::Marking => "the acknowledgement of the marker".to_owned(),
             Phase::Aborting => "the acknowledgement of abort frames".to_owned(),
             Phase::Streaming | Phase::Over => {

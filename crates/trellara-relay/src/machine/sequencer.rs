@@ -165,6 +165,11 @@ impl Sequencer {
         self.refused = true;
     }
 
+    /// Whether the oldest frame in the window is acknowledged.
+    pub(super) fn is_first_acknowledged(&self) -> bool {
+        self.window.front().is_some_and(|first| first.acknowledged)
+    }
+
     /// Builds the next frame and puts it into the window; [`Sequencer::pump`] sends it.
     /// `keep_from` is the lowest sequence an open transaction needs. Returns where the frame will
     /// be stored and what it takes there.

@@ -45,6 +45,17 @@ pub enum TailAnswer {
     Failed(String),
 }
 
+/// The answer to [`Command::ReadFooting`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FootingAnswer {
+    /// The digest of the frame there.
+    Frame(FrameDigest),
+    /// There is none.
+    Missing,
+    /// No answer; why.
+    Failed(String),
+}
+
 /// What the source answered to [`Command::ProbeSource`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProbeAnswer {
@@ -72,6 +83,8 @@ pub enum Event<'a> {
     },
     /// The stream's tail was read.
     Tail(TailAnswer),
+    /// The frame that the marker names was read again.
+    Footing(FootingAnswer),
     /// A position report came.
     Report(PositionReport),
     /// A report's frame was read from the stream; whether it is that frame.
@@ -135,6 +148,9 @@ pub enum Command {
     },
     /// Read the stream's tail from its leader; answered by [`Event::Tail`].
     ReadTail,
+    /// Read the frame that the marker names as the one before it, from the leader; answered by
+    /// [`Event::Footing`].
+    ReadFooting(StreamSequence),
     /// Read the frame that a report names; answered by [`Event::ReportChecked`].
     CheckReport(PositionReport),
     /// Open an ordinary connection to the source; answered by [`Event::Probed`].
@@ -220,6 +236,9 @@ pub struct Start {
     pub history: SourceHistory,
     /// The stream's tail.
     pub tail: Tail,
+    /// Where the tail's frame stands: at its sequence, or before it when something else stands,
+    /// or stood, behind it.
+    pub tail_at: StreamSequence,
     /// The newest transaction in the stream.
     pub last_transaction: LastTransaction,
     /// The slot's confirmed position S.

@@ -107,6 +107,52 @@ fn heartbeat() -> Body {
     })
 }
 
+/// A marker that stands on another frame than it names counts for nothing: the flow goes on from
+/// the frame below it, with a higher incarnation.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn c03_a_marker_on_another_frame_is_passed_over() {
+    let mut world = World::new(Wishes::default(), TABLE).await;
+    let relay = world.start();
+    relay.streaming().await;
+    world.sql("INSERT INTO t VALUES (1, 'a')");
+    world.read_changes(&["I t (1, a)"]).await;
+    relay.stop().await;
+    for incarnation in [7, 8] {
+        let mut marker = newest_marker(&world);
+        marker.header.incarnation = Incarnation(incarnation);
+        marker.header.previous = FrameDigest::of(b"lost");
+        marker.header.position = Lsn(u64::MAX / 2);
+        marker.header.follows = marker.header.position;
+        let reader = Reader::new(&world.broker, &world.options.flow.stream());
+        let last = reader.end().await.expect("an answer").last_sequence;
+        let stored = world
+            .try_publish(last, &marker.subject(), marker.encode())
+            .await;
+        assert!(stored, "nobody else writes");
+        world.chain.strays.push(last.next());
+    }
+    for (incarnation, id, row) in [(9, 2, "b"), (10, 3, "c")] {
+        let relay = world.start();
+        let status = relay.streaming().await;
+        assert_eq!(status.incarnation, Incarnation(incarnation));
+        world.sql(&format!("INSERT INTO t VALUES ({id}, '{row}')"));
+        if row == "b" {
+            world.read_changes(&["I t (1, a)", "I t (2, b)"]).await;
+        } else {
+            world
+                .read_changes(&["I t (1, a)", "I t (2, b)", "I t (3, c)"])
+                .await;
+        }
+        relay.stop().await;
+    }
+}
+
+fn newest_marker(world: &World) -> Frame {
+    let mut frames = world.chain.frames.iter().rev().map(|(_, frame)| frame);
+    let marker = frames.find(|frame| matches!(frame.body, Body::Marker(_)));
+    marker.expect("a marker").clone()
+}
+
 /// Puts a frame of an older writer at the stream's end: it follows one that was refused, and its
 /// position lies far beyond everything.
 async fn stray(world: &mut World, incarnation: Incarnation, body: Body) {

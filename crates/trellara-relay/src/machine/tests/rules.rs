@@ -10,7 +10,8 @@ use super::simulation::{Stream, history, settings};
 use super::source::{Row, Script, Step, Walsender, keepalive};
 use crate::Acknowledge;
 use crate::machine::{
-    Command, Event, LastTransaction, Machine, Publish, Settings, StreamSpace, TailAnswer,
+    Command, Event, FootingAnswer, LastTransaction, Machine, Publish, Settings, Start, StreamSpace,
+    TailAnswer,
 };
 
 pub(super) const START: Lsn = Lsn(0x1000);
@@ -54,6 +55,10 @@ impl Hand {
     fn begin_again(&mut self, last: LastTransaction, confirmed: Lsn) {
         let mut start = self.stream.start(Incarnation(0), confirmed);
         start.last_transaction = last;
+        self.begin(start);
+    }
+
+    fn begin(&mut self, start: Start) {
         let settings = settings(Acknowledge::Published);
         let mut out = Vec::new();
         self.machine = Machine::new(settings, start, self.now, &mut out);
@@ -80,6 +85,10 @@ impl Hand {
                         false => self.stream.publish(&publish),
                     };
                     self.answer(&publish, outcome);
+                }
+                (Command::ReadFooting(at), _) => {
+                    let answer = self.stream.footing(at);
+                    self.event(Event::Footing(answer));
                 }
                 (Command::ReadTail, None) => {
                     let tail = self.stream.tail();
@@ -142,6 +151,64 @@ fn one_commit() -> Script {
     Script {
         steps: vec![Step::Commit { xid: 700, rows }],
     }
+}
+
+/// The broker loses the tail and takes another frame in its place before the marker is stored.
+#[test]
+fn c03_nothing_follows_from_a_marker_that_stands_on_another_frame() {
+    let [lost, mut hand] = [0x3000, 0x2000].map(|position| {
+        let mut hand = Hand::new(settings(Acknowledge::Published));
+        hand.event(Event::MembershipPassed);
+        hand.event(Event::SynchronousStandby(true));
+        hand.event(Event::CopyData(&keepalive(Lsn(position), false)));
+        hand
+    });
+    assert_eq!(lost.stream.0.len(), hand.stream.0.len());
+    hand.said.clear();
+    hand.begin(lost.stream.start(Incarnation(0), START));
+    let said = &hand.said[..];
+    assert!(matches!(said, [Command::Restart(_)]), "{said:?}");
+
+    // The next one goes on from below it.
+    let start = hand.stream.start(Incarnation(0), START);
+    assert_eq!(start.tail.position, Lsn(0x2000), "not what the marker says");
+    assert_eq!(start.tail_at.next(), start.tail.sequence);
+    assert!(start.incarnation > hand.stream.tail().incarnation);
+    hand.begin_again(LastTransaction::None, START);
+    assert!(hand.machine.wants_input());
+    hand.stream.chain();
+}
+
+#[test]
+fn c03_what_a_marker_stands_on_is_asked_for_until_it_is_answered() {
+    let mut out = Vec::new();
+    let mut stream = Stream::new(START);
+    let start = stream.start(Incarnation(0), START);
+    let settings = settings(Acknowledge::Published);
+    let mut machine = Machine::new(settings, start, Duration::ZERO, &mut out);
+    let Some(Command::Publish(marker)) = out.pop() else {
+        panic!("the marker comes first");
+    };
+    let outcome = stream.publish(&marker);
+    let stored = Event::Published {
+        ordinal: marker.ordinal,
+        attempt: marker.attempt,
+        outcome,
+    };
+    machine.handle(Duration::ZERO, stored, &mut out);
+    let asked = [Command::ReadFooting(StreamSequence(1))];
+    assert_eq!(out, asked);
+    let failed = Event::Footing(FootingAnswer::Failed("no leader".to_owned()));
+    machine.handle(Duration::ZERO, failed, &mut out);
+    machine.handle(Duration::from_millis(400), Event::Tick, &mut out);
+    assert_eq!(out, asked, "not at once");
+    assert!(!machine.wants_input());
+    machine.handle(Duration::from_millis(500), Event::Tick, &mut out);
+    assert_eq!(out.last(), asked.last());
+    assert_eq!(out.len(), 2);
+    let answer = Event::Footing(stream.footing(StreamSequence(1)));
+    machine.handle(Duration::from_millis(500), answer, &mut out);
+    assert!(machine.wants_input());
 }
 
 #[test]

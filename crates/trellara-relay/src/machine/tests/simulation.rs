@@ -16,8 +16,8 @@ use trellara_jetstream::publish::{Outcome, UnknownReason};
 use super::chain::Chain;
 use super::source::{Row, Script, Step, Walsender};
 use crate::machine::{
-    Command, Event, LastTransaction, Machine, ProbeAnswer, Publish, Settings, Start, StreamSpace,
-    Tail, TailAnswer,
+    Command, Event, FootingAnswer, LastTransaction, Machine, ProbeAnswer, Publish, Settings, Start,
+    StreamSpace, Tail, TailAnswer,
 };
 use crate::{Acknowledge, genesis_frame};
 
@@ -110,6 +110,30 @@ impl Stream {
         Frame::decode(&self.0[sequence - 1]).expect("a frame")
     }
 
+    pub(super) fn footing(&self, at: StreamSequence) -> FootingAnswer {
+        match self.0.get(at.0 as usize - 1) {
+            Some(frame) => FootingAnswer::Frame(Frame::digest_of(frame)),
+            None => FootingAnswer::Missing,
+        }
+    }
+
+    /// Where the flow ends up to a sequence: below markers that stand on another frame than they
+    /// name.
+    fn end_at(&self, sequence: usize) -> usize {
+        match self.is_void(sequence) {
+            true => self.end_at(sequence - 1),
+            false => sequence,
+        }
+    }
+
+    fn is_void(&self, sequence: usize) -> bool {
+        let frame = self.frame(sequence);
+        matches!(frame.body, Body::Marker(_)) && {
+            let below = self.end_at(sequence - 1);
+            Frame::digest_of(&self.0[below - 1]) != frame.header.previous
+        }
+    }
+
     pub(super) fn tail(&self) -> Tail {
         let sequence = self.0.len();
         let frame = self.frame(sequence);
@@ -134,7 +158,15 @@ impl Stream {
     }
 
     pub(super) fn start(&self, known: Incarnation, confirmed: Lsn) -> Start {
-        let tail = self.tail();
+        let newest = self.tail();
+        let at = self.end_at(self.0.len());
+        let frame = self.frame(at);
+        let tail = Tail {
+            ordinal: frame.header.ordinal,
+            digest: Frame::digest_of(&self.0[at - 1]),
+            position: frame.header.position,
+            ..newest
+        };
         Start {
             incarnation: Incarnation(known.max(tail.incarnation).0 + 1),
             history: history(),
@@ -144,11 +176,14 @@ impl Stream {
             target: Some("target@1".to_owned()),
             space: StreamSpace::default(),
             tail,
+            tail_at: StreamSequence(at as u64),
         }
     }
 
     pub(super) fn chain(&self) -> Chain {
         let mut chain = Chain::default();
+        let void = (1..=self.0.len()).filter(|at| self.is_void(*at));
+        chain.strays = void.map(|at| StreamSequence(at as u64)).collect();
         for (at, payload) in self.0.iter().enumerate() {
             chain.accept(StreamSequence(at as u64 + 1), payload);
         }
@@ -176,11 +211,13 @@ struct World<'a> {
     /// Length of the stream when the relay last looked.
     looked_at: usize,
     calm: bool,
+    /// What a marker stands on is answered at once.
+    prompt: bool,
     over: Option<bool>,
 }
 
 impl<'a> World<'a> {
-    fn run(script: &'a Script, seed: u64, acknowledge: Acknowledge) -> Chain {
+    fn run(script: &'a Script, seed: u64, acknowledge: Acknowledge, prompt: bool) -> Chain {
         let stream = Stream::new(script.start());
         let mut out = Vec::new();
         let start = stream.start(Incarnation(0), script.start());
@@ -203,6 +240,7 @@ impl<'a> World<'a> {
             sent_all: false,
             looked_at: 0,
             calm: false,
+            prompt,
             over: None,
         };
         world.carry_out(out);
@@ -336,7 +374,10 @@ impl<'a> World<'a> {
         }
         // Acknowledgements of messages that the broker has lost since prove nothing.
         let last = self.stream.0.len() as u64;
-        while self.proven < last && self.stored.contains(&(self.proven + 1)) {
+        while self.proven < last
+            && (self.stored.contains(&(self.proven + 1))
+                || self.stream.is_void(self.proven as usize + 1))
+        {
             self.proven += 1;
         }
         self.proven = self.proven.min(last);
@@ -349,6 +390,9 @@ impl<'a> World<'a> {
             return;
         }
         let at = self.dice.roll(self.proven) as usize + 1;
+        if self.stream.is_void(at) {
+            return;
+        }
         let frame = self.stream.frame(at);
         let report = PositionReport {
             flow: flow(),
@@ -377,8 +421,11 @@ impl<'a> World<'a> {
             return;
         }
         let mut keep = self.stream.0.len();
-        while keep > 1 && self.stream.frame(keep - 1).header.position >= self.reported {
-            keep -= 1;
+        for at in (1..keep).rev().filter(|at| !self.stream.is_void(*at)) {
+            if self.stream.frame(at).header.position < self.reported {
+                break;
+            }
+            keep = at;
         }
         self.stream.0.truncate(keep.max(1));
         let last = self.stream.0.len() as u64;
@@ -389,7 +436,7 @@ impl<'a> World<'a> {
     fn restart(&mut self, script: &'a Script, streaming_off: bool) {
         let start = self.stream.start(self.incarnation, self.confirmed);
         self.incarnation = start.incarnation;
-        self.proven = start.tail.sequence.0;
+        self.proven = start.tail_at.0;
         self.stored.clear();
         self.walsender = Walsender::new(script, self.confirmed);
         if streaming_off {
@@ -433,6 +480,19 @@ impl<'a> World<'a> {
                         TailAnswer::Frame(self.stream.tail())
                     };
                     self.answers.push((Event::Tail(answer), self.incarnation));
+                }
+                Command::ReadFooting(at) if self.prompt => {
+                    let answer = self.stream.footing(at);
+                    self.event(Event::Footing(answer));
+                }
+                Command::ReadFooting(at) => {
+                    let answer = if !self.calm && self.dice.one_in(5) {
+                        FootingAnswer::Failed("no leader".to_owned())
+                    } else {
+                        self.stream.footing(at)
+                    };
+                    self.answers
+                        .push((Event::Footing(answer), self.incarnation));
                 }
                 Command::CheckReport(report) => {
                     let frame = self.stream.0.get(report.sequence.0 as usize - 1);
@@ -533,11 +593,17 @@ fn script(seed: u64) -> Script {
 }
 
 fn check(seed: u64, acknowledge: Acknowledge) {
+    check_run(seed, acknowledge, false);
+}
+
+/// How many markers were void.
+fn check_run(seed: u64, acknowledge: Acknowledge, prompt: bool) -> usize {
     let script = script(seed);
     let chain = World::run(
         &script,
         seed.wrapping_mul(0x9e37_79b9_7f4a_7c15),
         acknowledge,
+        prompt,
     );
     let mut done = Lsn::ZERO;
     let mut found = Vec::new();
@@ -567,6 +633,7 @@ fn check(seed: u64, acknowledge: Acknowledge) {
         found.get(same),
         committed.get(same),
     );
+    chain.strays.len()
 }
 
 proptest! {
@@ -581,6 +648,14 @@ proptest! {
     fn r2_applied_survives_a_broker_that_loses_its_tail(seed in any::<u64>()) {
         check(seed, Acknowledge::Applied);
     }
+}
+
+/// An old writer's copy took the place of the tail, which the broker had lost, right before the
+/// marker.
+#[test]
+fn r2_applied_survives_a_tail_that_changes_below_the_marker() {
+    let void = check_run(4_221_044_890_958_182_633, Acknowledge::Applied, true);
+    assert_eq!(void, 1, "the script has that marker in it");
 }
 
 #[test]
