@@ -706,3 +706,24 @@ async fn c12_a_failed_attempt_does_not_turn_streaming_on_again() -> Result<()> {
     );
     Ok(())
 }
+
+/// With nothing to do, nobody touches the connection, and the wait for the next message is given
+/// up every second.
+#[tokio::test]
+async fn idle_daemons_outlive_a_broker_that_was_away_or_frozen() -> Result<()> {
+    let (mut ground, flow) = ground(GroundOptions::version(15), KEYLESS, "").await?;
+    let insert = |id: u32| format!("INSERT INTO log VALUES ({id}, 'x')");
+    run(&flow.source_admin, &[&insert(1)]).await?;
+    flow.caught_up(WITHIN).await?;
+    // Not a wait for something: the outage itself, longer than the pauses between attempts grow.
+    ground.nats.stop()?;
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    ground.nats.start_again()?;
+    run(&flow.source_admin, &[&insert(2)]).await?;
+    flow.converges(WITHIN).await?;
+    ground.nats.pause()?;
+    tokio::time::sleep(Duration::from_secs(25)).await;
+    ground.nats.resume()?;
+    run(&flow.source_admin, &[&insert(3)]).await?;
+    flow.converges(WITHIN).await
+}

@@ -202,8 +202,10 @@ impl<'a> Attempt<'a> {
             self.writer.catalog.reread();
             self.reread = Instant::now();
         }
-        self.reporter.send(&self.durable).await;
-        self.trim().await;
+        if self.broker_there {
+            self.reporter.send(&self.durable).await;
+            self.trim().await;
+        }
         Ok(())
     }
 

@@ -4,6 +4,7 @@
 //! every start, and whenever something may have been lost on the way, the consumer is moved to
 //! the message behind the last one that was handed out.
 
+mod errand;
 mod position;
 
 use std::collections::VecDeque;
@@ -12,10 +13,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use trellara_envelope::StreamSequence;
 
+use self::errand::{Errand, Place};
 use crate::mending::Mending;
 use crate::pull::{Pulled, Puller};
-use crate::read::Reader;
-use crate::topology;
 use crate::{Broker, BrokerError};
 
 pub use position::move_back;
@@ -76,10 +76,11 @@ pub struct Delivery {
 #[derive(Debug)]
 pub struct Consumer {
     broker: Broker,
-    reader: Reader,
     options: ConsumerOptions,
     puller: Option<Puller>,
     mending: Mending,
+    placing: Errand<Puller>,
+    asking: Errand<bool>,
     /// Sequence of the last message handed out, or of the one before the start.
     last: StreamSequence,
     /// The highest of them.
@@ -109,10 +110,11 @@ impl Consumer {
         let last = StreamSequence(options.start.0.saturating_sub(1));
         let mut consumer = Consumer {
             broker: broker.clone(),
-            reader: Reader::new(broker, &options.stream),
             options,
             puller: None,
             mending: Mending::default(),
+            placing: Errand::default(),
+            asking: Errand::default(),
             last,
             highest: last,
             acks: Acks::default(),
@@ -122,7 +124,8 @@ impl Consumer {
         Ok(consumer)
     }
 
-    /// The next message. Waits for ever when there is none; cancel safe.
+    /// The next message. Waits for ever when there is none; cancel safe, and what it mends goes on
+    /// where a dropped call left it, however soon each is dropped.
     ///
     /// Reconnects, a deleted consumer and silence are mended inside.
     ///
@@ -133,6 +136,9 @@ impl Consumer {
         loop {
             if self.puller.is_none() {
                 self.mend().await?;
+            }
+            if self.asking.is_running() && self.asking.done().await? {
+                self.lost("messages wait but none come");
             }
             let Some(puller) = &mut self.puller else {
                 continue;
@@ -145,9 +151,7 @@ impl Consumer {
                 }
                 Pulled::Quiet => {
                     self.mending.worked();
-                    if self.something_waits().await? {
-                        self.lost("messages wait but none come");
-                    }
+                    self.asking.begin(self.place().something_waits());
                 }
                 Pulled::Lost(why) => self.lost(why),
             }
@@ -171,6 +175,8 @@ impl Consumer {
     /// As [`Consumer::open`].
     pub async fn reposition(&mut self, start: StreamSequence) -> Result<(), BrokerError> {
         self.puller = None;
+        self.placing.give_up();
+        self.asking.give_up();
         self.last = StreamSequence(start.0.saturating_sub(1));
         self.highest = self.last;
         self.position().await
@@ -217,74 +223,46 @@ impl Consumer {
     fn lost(&mut self, why: &str) {
         tracing::debug!(consumer = self.options.name, behind = %self.last, why, "reading anew");
         self.puller = None;
+        self.asking.give_up();
+        self.mending.failed();
     }
 
     async fn mend(&mut self) -> Result<(), BrokerError> {
         loop {
-            self.mending.pause(&self.broker).await;
+            if !self.placing.is_running() {
+                self.mending.ready(&self.broker).await;
+            }
             match self.position().await {
                 Ok(()) => {
                     self.counters.rebuilt += 1;
                     return Ok(());
                 }
-                Err(error)
-                    if error.is_passing() && !error.is_rewound() && !self.mending.exhausted() =>
-                {
+                Err(error) => {
+                    self.mending.failed();
+                    let quiet = error.is_passing() && !error.is_rewound();
+                    if !quiet || self.mending.exhausted() {
+                        return Err(error);
+                    }
                     tracing::debug!(consumer = self.options.name, %error, "not yet");
                 }
-                Err(error) => return Err(error),
             }
         }
     }
 
-    /// Moves the durable behind `last` and pulls from it over a fresh inbox, so that nothing of
-    /// an older pull can come in between.
     async fn position(&mut self) -> Result<(), BrokerError> {
-        let start = StreamSequence(self.last.0 + 1);
-        self.acks = Acks::default();
-        self.prove_not_rewound().await?;
-        position::position(&self.broker, &self.options, start).await?;
-        let Self {
-            broker, options, ..
-        } = self;
-        let puller =
-            Puller::open(broker, &options.stream, &options.name, options.buffer_bytes).await?;
-        self.puller = Some(puller);
+        if !self.placing.is_running() {
+            self.acks = Acks::default();
+            self.placing.begin(self.place().take_up());
+        }
+        self.puller = Some(self.placing.done().await?);
         Ok(())
     }
 
-    /// A consumer placed beyond the stream's end waits there, and what is written meanwhile never
-    /// comes.
-    async fn prove_not_rewound(&self) -> Result<(), BrokerError> {
-        let ConsumerOptions { stream, name, .. } = &self.options;
-        let facts = topology::facts(&self.broker, stream).await?;
-        if facts.last_sequence >= self.last {
-            return Ok(());
-        }
-        let doing = format!("read stream {stream} as {name}");
-        Err(BrokerError::rewound(
-            doing,
-            self.last.0,
-            facts.last_sequence.0,
-        ))
-    }
-
-    /// Asks the stream, not the consumer, whether something behind `last` matches the filters.
-    async fn something_waits(&self) -> Result<bool, BrokerError> {
-        let checked = async {
-            self.prove_not_rewound().await?;
-            let from = StreamSequence(self.last.0 + 1);
-            for filter in &self.options.filters {
-                if self.reader.next_on(filter, from).await?.is_some() {
-                    return Ok(true);
-                }
-            }
-            Ok::<bool, BrokerError>(false)
-        };
-        match checked.await {
-            // Could not be asked: the pulls have heartbeats of their own.
-            Err(error) if error.is_passing() && !error.is_rewound() => Ok(false),
-            other => other,
+    fn place(&self) -> Place {
+        Place {
+            broker: self.broker.clone(),
+            options: self.options.clone(),
+            last: self.last,
         }
     }
 }

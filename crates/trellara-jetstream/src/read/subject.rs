@@ -136,6 +136,7 @@ impl SubjectReader {
                         let (subject, behind) = (&self.subject, self.after);
                         tracing::debug!(subject, %behind, why, "reading anew");
                         self.close(Way::Closed);
+                        self.mending.failed();
                         continue;
                     }
                 },
@@ -161,13 +162,15 @@ impl SubjectReader {
 
     async fn mend(&mut self) -> Result<(), BrokerError> {
         loop {
-            self.mending.pause(&self.broker).await;
-            match self.start().await {
-                Err(error) if error.is_passing() && !self.mending.exhausted() => {
-                    tracing::debug!(subject = self.subject, %error, "not yet");
-                }
-                other => return other,
+            self.mending.ready(&self.broker).await;
+            let Err(error) = self.start().await else {
+                return Ok(());
+            };
+            self.mending.failed();
+            if !error.is_passing() || self.mending.exhausted() {
+                return Err(error);
             }
+            tracing::debug!(subject = self.subject, %error, "not yet");
         }
     }
 

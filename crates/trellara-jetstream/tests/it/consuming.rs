@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use trellara_envelope::StreamSequence;
 use trellara_jetstream::consume::{self, Consumer, ConsumerOptions};
 use trellara_jetstream::topology;
@@ -177,6 +178,65 @@ async fn a_killed_server_neither_skips_nor_repeats() {
     }
     expect(&mut consumer, next..=2000).await;
     assert!(consumer.counters().rebuilt >= 1);
+}
+
+/// The next delivery to a reader that has no patience: each call is polled once and dropped.
+async fn next_by_looks(consumer: &mut Consumer) -> u64 {
+    let looking = async {
+        loop {
+            if let Some(delivery) = consumer.next().now_or_never() {
+                return delivery.expect("a delivery").sequence.0;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    within(looking).await
+}
+
+#[tokio::test]
+async fn a_reader_without_patience_outlives_an_outage_of_the_broker() {
+    let mut rig = Rig::start().await;
+    rig.fill("tx.0", 0, 5, 50).await;
+    let mut consumer = open(&rig, 1).await;
+    expect(&mut consumer, 1..=5).await;
+    let before = rig.generation();
+    rig.server.kill().expect("kill");
+    for _ in 0..10 {
+        // Dropped more often while nobody answers than failures are borne.
+        let early = tokio::time::timeout(Duration::from_millis(20), consumer.next()).await;
+        assert!(early.is_err(), "{early:?}");
+    }
+    rig.server.start_again().expect("start");
+    rig.connected_after(before).await;
+    rig.fill("tx.0", 5, 1, 50).await;
+    assert_eq!(next_by_looks(&mut consumer).await, 6);
+    assert_eq!(consumer.counters().rebuilt, 1);
+}
+
+#[tokio::test]
+async fn a_reader_without_patience_notices_that_messages_wait() {
+    let rig = Rig::start().await;
+    rig.fill("tx.0", 0, 5, 50).await;
+    let mut options = options(&rig, 1);
+    options.watchdog = Duration::from_millis(300);
+    let mut consumer = Consumer::open(&rig.broker, options)
+        .await
+        .expect("a consumer");
+    expect(&mut consumer, 1..=5).await;
+    let endpoint = format!("CONSUMER.PAUSE.{}.applier", rig.stream);
+    let paused = api(&rig, &endpoint, r#"{"pause_until":"2100-01-01T00:00:00Z"}"#).await;
+    assert_eq!(paused["paused"], true, "{paused}");
+    rig.fill("tx.0", 5, 1, 50).await;
+    let rebuilt = async {
+        while consumer.counters().rebuilt == 0 {
+            let early = consumer.next().now_or_never();
+            assert!(early.is_none(), "{early:?}");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    within(rebuilt).await;
+    api(&rig, &endpoint, r#"{"pause_until":"2000-01-01T00:00:00Z"}"#).await;
+    assert_eq!(next_by_looks(&mut consumer).await, 6);
 }
 
 #[tokio::test]
