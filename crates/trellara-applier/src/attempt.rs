@@ -115,9 +115,8 @@ impl<'a> Attempt<'a> {
         status.set_session(held.epoch, target.replica, registration.clone());
         status.set_state(ApplierState::Running);
         let mut trimmer = Trimmer::new(broker, options);
-        if let Some(before) = durable.transport.incarnation.0.checked_sub(1) {
-            // A purge that a crash cut off behind the marker's commit.
-            trimmer.incarnation_closed(Incarnation(before));
+        if let Some(before) = start.left_behind(&durable) {
+            trimmer.incarnation_closed(before);
         }
         let attempt = Self {
             writer: Writer {

@@ -2,7 +2,9 @@
 //! that continues it (C26).
 
 use bytes::Bytes;
-use trellara_envelope::{DecodeError, Frame, FrameDigest, Halt, HaltCode, StreamSequence};
+use trellara_envelope::{
+    DecodeError, Frame, FrameDigest, Halt, HaltCode, Incarnation, StreamSequence,
+};
 use trellara_jetstream::Broker;
 use trellara_jetstream::read::{Reader, SubjectReader};
 use trellara_jetstream::topology::{self, StreamFacts};
@@ -27,6 +29,16 @@ pub(crate) struct Start {
     pub(crate) keep_from: StreamSequence,
     /// The stream read from.
     pub(crate) stream: StreamIdentity,
+}
+
+impl Start {
+    /// The incarnation before the checkpoint's, whose chunks a crash may have left behind the
+    /// marker's commit. `None` when the checkpoint's frame is gone: in a stream that was rolled
+    /// back, numbers up to the checkpoint's are given to new writers, whose chunks are live.
+    pub(crate) fn left_behind(&self, checkpoint: &Checkpoint) -> Option<Incarnation> {
+        let before = checkpoint.transport.incarnation.0.checked_sub(1)?;
+        (self.keep_from.0 > 0).then_some(Incarnation(before))
+    }
 }
 
 /// Reads the stream's facts and refuses one that names another target (C24).
@@ -219,4 +231,31 @@ pub(crate) fn corrupt(sequence: StreamSequence, what: &str) -> Halt {
         format!("the frame at sequence {sequence} cannot be used: {what}"),
         "nothing of it was applied; look at it with trellara inspect, and restore the stream",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use trellara_envelope::Lane;
+
+    use super::*;
+    use crate::machine::testing::checkpoint_at;
+
+    #[test]
+    fn chunks_of_a_stream_that_was_rolled_back_are_left_alone() {
+        let mut durable = checkpoint_at(50, 0x100);
+        durable.transport.incarnation = Incarnation(5);
+        let mut start = Start {
+            sequence: StreamSequence(51),
+            machine: Machine::at(Lane(0), &durable),
+            keep_from: StreamSequence(50),
+            stream: durable.transport.stream.clone(),
+        };
+        assert_eq!(start.left_behind(&durable), Some(Incarnation(4)));
+        // The checkpoint's frame is gone: 4 may be whoever writes now.
+        start.keep_from = StreamSequence(0);
+        assert_eq!(start.left_behind(&durable), None);
+        start.keep_from = StreamSequence(50);
+        durable.transport.incarnation = Incarnation(0);
+        assert_eq!(start.left_behind(&durable), None);
+    }
 }
