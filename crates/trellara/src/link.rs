@@ -1,10 +1,11 @@
 //! Sessions on source and target for commands.
 
-use trellara_postgres::{ConnectOptions, Session};
+use trellara_envelope::SourceHistory;
+use trellara_postgres::{ConnectOptions, ReplicationConnection, Session};
 use trellara_source::SourceOptions;
 
 use crate::config::Config;
-use crate::exit::Failure;
+use crate::exit::{Exit, Failure};
 
 /// The source as relay and commands use it.
 pub(crate) fn source_options(config: &Config) -> SourceOptions {
@@ -30,4 +31,15 @@ pub(crate) async fn source(config: &Config) -> Result<Session, Failure> {
 pub(crate) async fn target(config: &Config) -> Result<Session, Failure> {
     let session = Session::connect(&target_options(config)).await;
     session.map_err(|error| Failure::from(error).doing("cannot use the target"))
+}
+
+/// The timelines of the source, as it knows them now.
+pub(crate) async fn history(config: &Config) -> Result<SourceHistory, Failure> {
+    let options = source_options(config).connect;
+    let mut connection = ReplicationConnection::connect(&options)
+        .await
+        .map_err(Failure::from)?;
+    connection.history().await.map_err(|error| {
+        Failure::from_error(Exit::Unexpected, &error).doing("cannot read the source's history")
+    })
 }

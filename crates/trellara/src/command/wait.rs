@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use serde::Serialize;
 use tokio::time::Instant;
-use trellara_applier::ledger;
-use trellara_envelope::{Lane, Lsn};
+use trellara_applier::{Checkpoint, ledger};
+use trellara_envelope::{Lane, Lsn, SourceHistory};
 use trellara_postgres::{Session, insert_position, quote};
 
 use crate::config::{Config, duration};
@@ -20,7 +20,8 @@ use crate::telemetry::{self, LogFormat};
 /// Everything committed on the source before this command began is then in the target.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Reads:  the source's WAL position (not with --lsn); the target's checkpoint; the daemons' endpoints
+Reads:  the source's timelines and WAL position (not with --lsn); the target's checkpoint; the
+        daemons' endpoints
 Writes: nothing; it sends NOTIFY trellara_<flow> on the target, so that an idle applier writes its
         checkpoint at once
 
@@ -62,8 +63,14 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
         Some(lsn) => lsn,
         None => insert_position(&link::source(&config).await?).await?,
     };
-    let applied = until(&config, &target, lsn, began + args.timeout).await?;
-    let reached = applied.is_some_and(|applied| applied >= lsn);
+    // Behind the position: what is promoted in between is then noticed.
+    let history = link::history(&config).await?;
+    let goal = Goal { lsn, history };
+    let newest = until(&config, &target, &goal, began + args.timeout).await?;
+    let reached = newest
+        .as_ref()
+        .is_some_and(|newest| goal.reached_by(newest));
+    let applied = newest.map(|newest| newest.end_lsn);
     let waited = Waited {
         id: config.flow.to_string(),
         lsn: lsn.to_string(),
@@ -89,13 +96,29 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
     ))
 }
 
-/// Waits for `lsn` until `deadline`; the position seen last.
-pub(crate) async fn until(
+/// A position on the source's present course: the same number names another place on a timeline
+/// that was left before it, and in another cluster.
+struct Goal {
+    lsn: Lsn,
+    history: SourceHistory,
+}
+
+impl Goal {
+    fn reached_by(&self, checkpoint: &Checkpoint) -> bool {
+        checkpoint.end_lsn >= self.lsn
+            && self
+                .history
+                .continues(checkpoint.source, checkpoint.end_lsn)
+    }
+}
+
+/// Waits for the goal until `deadline`; the checkpoint seen last.
+async fn until(
     config: &Config,
     target: &Session,
-    lsn: Lsn,
+    goal: &Goal,
     deadline: Instant,
-) -> Result<Option<Lsn>, Failure> {
+) -> Result<Option<Checkpoint>, Failure> {
     let notify = format!(
         "NOTIFY {}, 'checkpoint'",
         quote::identifier(&format!("trellara_{}", config.flow))
@@ -104,19 +127,71 @@ pub(crate) async fn until(
     let mut poll = tokio::time::interval(POLL);
     loop {
         tokio::select! {
-            _ = poll.tick() => {
-                let checkpoint = ledger::checkpoint(&target.client, &config.flow, Lane(0)).await?;
-                let applied = checkpoint.map(|checkpoint| checkpoint.end_lsn);
-                if applied.is_some_and(|applied| applied >= lsn) || Instant::now() >= deadline {
-                    return Ok(applied);
-                }
-            }
+            // The daemons are asked before the first look: one that halted has the last word.
+            biased;
             _ = remind.tick() => {
                 target.client.batch_execute(&notify).await?;
                 if let Some(halt) = first_halt(&daemon_reports::reachable(config).await) {
                     return Err(halt);
                 }
             }
+            _ = poll.tick() => {
+                let newest = ledger::checkpoint(&target.client, &config.flow, Lane(0)).await?;
+                let reached = newest.as_ref().is_some_and(|newest| goal.reached_by(newest));
+                if reached || Instant::now() >= deadline {
+                    return Ok(newest);
+                }
+            }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use trellara_applier::{StreamIdentity, Transport};
+    use trellara_envelope::{
+        FrameDigest, FrameOrdinal, Incarnation, LedgerOrdinal, SourceId, StreamSequence, SystemId,
+        Timeline,
+    };
+
+    use super::*;
+
+    fn at(system: u64, timeline: u32, end: u64) -> Checkpoint {
+        Checkpoint {
+            ordinal: LedgerOrdinal(1),
+            source: SourceId {
+                system: SystemId(system),
+                timeline: Timeline(timeline),
+            },
+            end_lsn: Lsn(end),
+            transaction_end_lsn: Lsn(end),
+            transport: Transport {
+                stream: StreamIdentity {
+                    name: "s".to_owned(),
+                    created: "then".to_owned(),
+                },
+                sequence: StreamSequence(1),
+                incarnation: Incarnation(1),
+                ordinal: FrameOrdinal(1),
+                digest: FrameDigest([7; 16]),
+            },
+        }
+    }
+
+    #[test]
+    fn a_position_counts_only_on_the_sources_own_course() {
+        let goal = Goal {
+            lsn: Lsn(0x500),
+            history: SourceHistory {
+                system: SystemId(1),
+                timeline: Timeline(2),
+                switches: vec![(Timeline(1), Lsn(0x550))],
+            },
+        };
+        assert!(!goal.reached_by(&at(1, 2, 0x4ff)));
+        assert!(goal.reached_by(&at(1, 2, 0x500)));
+        assert!(goal.reached_by(&at(1, 1, 0x550)), "before the switch");
+        assert!(!goal.reached_by(&at(1, 1, 0x600)), "beyond the switch");
+        assert!(!goal.reached_by(&at(7, 2, 0x600)), "another cluster");
     }
 }

@@ -4,7 +4,6 @@ use trellara_applier::{Checkpoint, lane, ledger, schema};
 use trellara_envelope::{Frame, Lane, Lsn, SourceHistory};
 use trellara_jetstream::topology::{self, Difference, StreamFacts};
 use trellara_jetstream::{Broker, read::Reader};
-use trellara_postgres::ReplicationConnection;
 use trellara_source::publication::{self, PublicationFacts};
 use trellara_source::slot::{self, SlotFacts};
 
@@ -85,20 +84,10 @@ pub(super) async fn read(config: &Config, broker: &Broker) -> Result<Found, Fail
         registration,
         intent,
         checkpoint,
-        history: history(config).await?,
+        history: link::history(config).await?,
         applied: acknowledge::decide(config).await.acknowledge
             == trellara_relay::Acknowledge::Applied,
         sessions: Some(Sessions { source, target }),
-    })
-}
-
-async fn history(config: &Config) -> Result<SourceHistory, Failure> {
-    let options = link::source_options(config).connect;
-    let mut connection = ReplicationConnection::connect(&options)
-        .await
-        .map_err(Failure::from)?;
-    connection.history().await.map_err(|error| {
-        Failure::from_error(Exit::Unexpected, &error).doing("cannot read the source's history")
     })
 }
 
