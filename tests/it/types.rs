@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use crate::scenario::{WITHIN, carried, run, started};
+use crate::scenario::{WITHIN, carried, run, started, value};
 
 #[tokio::test]
 async fn b28_user_defined_types() -> Result<()> {
@@ -26,7 +26,7 @@ async fn b28_user_defined_types() -> Result<()> {
 
 #[tokio::test]
 async fn b69_role_and_database_settings_do_not_change_values() -> Result<()> {
-    let schema = "CREATE TABLE g (id int PRIMARY KEY, at timestamptz, d date, i interval, f8 float8, f4 float4, b bytea)";
+    let schema = "CREATE TABLE g (id int PRIMARY KEY, at timestamptz, d date, i interval, f8 float8, f4 float4, b bytea, a text[])";
     let flow = crate::scenario::prepared(15, "b69", &[schema], &[schema], "").await?;
     let mut flow = flow;
     for (url, style) in [
@@ -42,6 +42,7 @@ async fn b69_role_and_database_settings_do_not_change_values() -> Result<()> {
                    EXECUTE format('ALTER DATABASE %I SET bytea_output = ''escape''', current_database());
                    EXECUTE format('ALTER DATABASE %I SET timezone = ''Asia/Kolkata''', current_database());
                    EXECUTE format('ALTER DATABASE %I SET standard_conforming_strings = off', current_database());
+                   EXECUTE format('ALTER DATABASE %I SET array_nulls = off', current_database());
                    EXECUTE format('ALTER DATABASE %I SET search_path = ''nowhere''', current_database());
                  END $$"
             )],
@@ -53,11 +54,15 @@ async fn b69_role_and_database_settings_do_not_change_values() -> Result<()> {
         &flow.source_admin,
         &["SET datestyle = 'ISO'; SET intervalstyle = 'postgres';
            INSERT INTO public.g VALUES (1, '2024-03-10 07:06:05.123456+00', '2024-03-10', '-2 days -03:04:05.6',
-             0.1::float8 + 0.2::float8, 16777217.3, decode('deadbeef00', 'hex')),
-             (2, '2024-10-03 23:59:59.999999+00', '2024-10-03', '1 year -3 days', 1e-320, 1.17549435e-38, '')"],
+             0.1::float8 + 0.2::float8, 16777217.3, decode('deadbeef00', 'hex'), ARRAY['a', NULL, 'NULL']),
+             (2, '2024-10-03 23:59:59.999999+00', '2024-10-03', '1 year -3 days', 1e-320, 1.17549435e-38, '', '{}')"],
     )
     .await?;
-    flow.converges(WITHIN).await
+    flow.converges(WITHIN).await?;
+    let nulls =
+        "SELECT array_position(a, NULL) || ' of ' || cardinality(a) FROM public.g WHERE id = 1";
+    anyhow::ensure!(value(&flow.target_admin, nulls).await? == "2 of 3");
+    Ok(())
 }
 
 /// A name is printed with its schema only when that is not on the session's path: what arrives as

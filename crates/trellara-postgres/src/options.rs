@@ -24,6 +24,10 @@ pub const SESSION_SETTINGS: &[(&str, &str)] = &[
     ("bytea_output", "hex"),
     ("TimeZone", "UTC"),
     ("standard_conforming_strings", "on"),
+    // Off, an unquoted NULL in an array is a string of four letters.
+    ("array_nulls", "on"),
+    // regclass and its kind; values are compared as they are printed.
+    ("quote_all_identifiers", "off"),
     // A regclass and its kind are printed with their schema exactly when it is not on the path,
     // and what they print must be readable on the target. It also keeps objects that somebody put
     // into `public` from standing in for PostgreSQL's own.

@@ -21,7 +21,8 @@ async fn b69_session_settings_win_over_those_of_the_role() {
              ALTER ROLE odd SET datestyle = 'SQL, DMY'; ALTER ROLE odd SET intervalstyle = 'sql_standard';
              ALTER ROLE odd SET extra_float_digits = 0; ALTER ROLE odd SET bytea_output = 'escape';
              ALTER ROLE odd SET timezone = 'Asia/Kolkata'; ALTER ROLE odd SET client_encoding = 'LATIN1';
-             ALTER ROLE odd SET standard_conforming_strings = off;
+             ALTER ROLE odd SET standard_conforming_strings = off; ALTER ROLE odd SET array_nulls = off;
+             ALTER ROLE odd SET quote_all_identifiers = on;
              ALTER ROLE odd SET search_path = public, pg_catalog; ALTER ROLE odd SET lc_monetary = 'POSIX';
              ALTER ROLE odd SET statement_timeout = '1ms'; ALTER ROLE odd SET lock_timeout = '1ms';
              ALTER ROLE odd SET idle_in_transaction_session_timeout = '1ms';
