@@ -40,7 +40,9 @@ pub use execute::{
     ExecutorOptions,
 };
 pub use session::{CHECKPOINT_NOW, channel};
-pub use target::{Catalog, DeferrableConstraint, TargetColumn, TargetTable, UniqueIndex};
+pub use target::{
+    Catalog, DeferrableConstraint, TargetColumn, TargetTable, TextReading, UniqueIndex,
+};
 
 pub use checkpoint::{Checkpoint, StreamIdentity, Transport};
 pub use options::{ApplierOptions, HaltPolicy, RoleReplica, Standby};

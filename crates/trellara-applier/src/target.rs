@@ -58,6 +58,27 @@ pub struct TargetColumn {
     pub equality: Option<String>,
     /// Such an index begins with it.
     pub leads_index: bool,
+    /// How its text is read where a cast from text would not go through the type's input function.
+    pub reading: Option<TextReading>,
+}
+
+/// The SQL around a text that makes a value of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TextReading {
+    /// What stands before the text.
+    pub before: String,
+    /// What stands behind it.
+    pub after: String,
+}
+
+impl TargetColumn {
+    /// The SQL that makes a value of the column's type of `text`.
+    pub(crate) fn value(&self, text: &str) -> String {
+        match &self.reading {
+            Some(TextReading { before, after }) => format!("{before}{text}{after}"),
+            None => format!("{text}::{}", self.base_type),
+        }
+    }
 }
 
 /// An index that keeps rows apart.

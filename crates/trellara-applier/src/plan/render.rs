@@ -57,12 +57,9 @@ struct Sql<'m> {
 impl Sql<'_> {
     /// The `number`th parameter (from 0) as a value of the source column's target type.
     fn value(&self, number: usize, source: u16) -> String {
-        let base_type = &self.mapping.target_column(source).base_type;
-        if self.form.run {
-            format!("u.c{}::{base_type}", number + 1)
-        } else {
-            format!("${}::{base_type}", number + 1)
-        }
+        let place = if self.form.run { "u.c" } else { "$" };
+        let text = format!("{place}{}", number + 1);
+        self.mapping.target_column(source).value(&text)
     }
 
     fn name(&self, source: u16) -> String {

@@ -21,6 +21,7 @@ fn table(columns: &[(&str, &str)], key: usize) -> TargetTable {
             .ends_with("id")
             .then(|| "OPERATOR(\"pg_catalog\".=)".to_owned()),
         leads_index: name == "id",
+        reading: None,
     };
     let primary = UniqueIndex {
         name: "t_pkey".to_owned(),

@@ -9,7 +9,9 @@ use trellara_envelope::{FrameDigest, Oid};
 use trellara_pgoutput::{Relation, RelationMap};
 use trellara_postgres::quote;
 
-use super::{DeferrableConstraint, Mapping, TargetColumn, TargetTable, UniqueIndex, definition};
+use super::{
+    DeferrableConstraint, Mapping, TargetColumn, TargetTable, TextReading, UniqueIndex, definition,
+};
 use crate::execute::{ApplyError, ApplyErrorKind, Statements};
 
 /// More relations than this at once are forgotten together; a cache, not a limit of tables.
@@ -207,7 +209,15 @@ fn column(row: &Row) -> Result<TargetColumn, ApplyError> {
             .zip(operator)
             .map(|(schema, name)| qualified_operator(schema, name)),
         leads_index: get(row, 9)?,
+        reading: reading(row)?,
     })
+}
+
+fn reading(row: &Row) -> Result<Option<TextReading>, ApplyError> {
+    let (before, after): (Option<String>, Option<String>) = (get(row, 10)?, get(row, 11)?);
+    Ok(before
+        .zip(after)
+        .map(|(before, after)| TextReading { before, after }))
 }
 
 fn unique(row: &Row, position: impl Fn(&i16) -> Option<usize>) -> Result<UniqueIndex, ApplyError> {

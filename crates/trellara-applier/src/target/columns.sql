@@ -23,11 +23,31 @@ WITH RECURSIVE base AS (
 )
 SELECT b.attnum, b.attname::text, n.nspname::text, t.typname::text, b.attnotnull,
        b.attgenerated::text, b.attidentity::text,
-       x.operator_schema::text, x.operator::text, coalesce(x.k = 0, false)
+       x.operator_schema::text, x.operator::text, coalesce(x.k = 0, false),
+       f.before, f.after
 FROM base b
 JOIN pg_catalog.pg_type t ON t.oid = b.typid AND t.typtype <> 'd'
 JOIN pg_catalog.pg_namespace n ON n.oid = t.typnamespace
 LEFT JOIN LATERAL (
     SELECT * FROM indexed i WHERE i.attnum = b.attnum ORDER BY i.k, i.operator_schema LIMIT 1
 ) x ON true
+-- A cast from text that is a function of its own goes before the type's input function, and need
+-- not read all that the type prints: regclass prints 0 as a dash and reads it as a name. Then the
+-- input function is called; one that serves many types does not say which, but is what a cast from
+-- bpchar goes through.
+LEFT JOIN LATERAL (
+    SELECT CASE WHEN d.direct THEN pg_catalog.format('%I.%I(', s.nspname, p.proname) ELSE '' END AS before,
+           CASE WHEN d.direct AND p.pronargs = 1 THEN '::pg_catalog.cstring)'
+               WHEN d.direct THEN pg_catalog.format(
+                   '::pg_catalog.cstring, %s::pg_catalog.oid, -1)',
+                   CASE t.typelem WHEN 0 THEN t.oid ELSE t.typelem END)
+               ELSE pg_catalog.format('::pg_catalog.bpchar::%I.%I', n.nspname, t.typname)
+           END AS after
+    FROM pg_catalog.pg_cast k
+    JOIN pg_catalog.pg_proc p ON p.oid = t.typinput
+    JOIN pg_catalog.pg_namespace s ON s.oid = p.pronamespace
+    CROSS JOIN LATERAL (SELECT p.prorettype = t.oid AND p.pronargs IN (1, 3) AS direct) d
+    WHERE k.castsource = 'pg_catalog.text'::pg_catalog.regtype AND k.casttarget = t.oid
+        AND k.castmethod = 'f'
+) f ON true
 ORDER BY b.attnum
