@@ -1,5 +1,6 @@
 //! The target transaction: changes, ledger row, commit; or nothing of it.
 
+use std::fmt;
 use std::time::Instant;
 
 use tokio_postgres::Client;
@@ -9,7 +10,7 @@ use trellara_jetstream::Broker;
 use trellara_jetstream::read::Reader;
 use trellara_pgoutput::ChangeReader;
 use trellara_postgres::fault;
-use trellara_postgres::sqlstate::ErrorClass;
+use trellara_postgres::sqlstate::{ErrorClass, classify};
 
 use crate::batch::Unit;
 use crate::checkpoint::Checkpoint;
@@ -46,6 +47,17 @@ pub(crate) enum Failure {
     Change(ApplyError),
     /// Anything else.
     Trouble(Trouble),
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Change(error) => error.fmt(f),
+            Failure::Trouble(Trouble::Passing(reason)) => f.write_str(reason),
+            Failure::Trouble(Trouble::Halted { halt, .. }) => halt.fmt(f),
+            Failure::Trouble(Trouble::Cancelled) => f.write_str("a shutdown was asked for"),
+        }
+    }
 }
 
 impl From<Trouble> for Failure {
@@ -277,10 +289,50 @@ pub(crate) fn blames_a_transaction(error: &ApplyError) -> bool {
     }
 }
 
+/// Whether a failure that passes by itself may come of the batch's size, so that it would come
+/// again as often as the batch is repeated whole: a transaction of thousands of tables finds no
+/// room for its locks, and a long one is in more people's way than a short one.
+pub(crate) fn may_be_the_batch(failure: &Failure) -> bool {
+    match failure {
+        Failure::Change(error) => {
+            error.kind == ApplyErrorKind::Passing
+                && classify(&error.sqlstate) != ErrorClass::TargetCannotWrite
+        }
+        Failure::Trouble(Trouble::Passing(_)) => true,
+        Failure::Trouble(Trouble::Halted { .. } | Trouble::Cancelled) => false,
+    }
+}
+
 /// A failure with the transaction that it is about.
 pub(crate) fn blame(failure: Failure, transaction: &dyn std::fmt::Display) -> Trouble {
     match failure {
         Failure::Trouble(trouble) => trouble,
         Failure::Change(error) => trouble::of_apply(&error, &transaction.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_come_of_a_batchs_size_is_tried_by_transactions() {
+        let change =
+            |kind, sqlstate| Failure::Change(ApplyError::new(kind, "x").refused(sqlstate, None));
+        for passing in ["53200", "40P01", "55P03", "57014"] {
+            assert!(
+                may_be_the_batch(&change(ApplyErrorKind::Passing, passing)),
+                "{passing}"
+            );
+        }
+        // The ledger's row and COMMIT want locks too.
+        assert!(may_be_the_batch(
+            &Trouble::passing("out of shared memory").into()
+        ));
+        for full in ["53100", "25006", "58030"] {
+            assert!(!may_be_the_batch(&change(ApplyErrorKind::Passing, full)));
+        }
+        assert!(!may_be_the_batch(&change(ApplyErrorKind::Data, "55006")));
+        assert!(!may_be_the_batch(&Failure::Trouble(Trouble::Cancelled)));
     }
 }

@@ -229,6 +229,7 @@ impl<'c> Executor<'c> {
         self.send_ready().await?;
         match large {
             Some(step) => {
+                self.send_prologue().await?;
                 self.pipeline
                     .run_alone(&mut self.catalog.statements, step)
                     .await
@@ -262,7 +263,10 @@ impl<'c> Executor<'c> {
         } else {
             Identity::Continue
         };
-        self.planner.truncate(&tables, identity);
+        let deferrable = deferred::constraints(self.client, &tables)
+            .await
+            .map_err(|error| error.at(place, 1))?;
+        self.planner.truncate(&tables, identity, &deferrable);
         self.send_ready().await
     }
 
@@ -274,7 +278,19 @@ impl<'c> Executor<'c> {
 
     async fn send_ready(&mut self) -> Result<(), ApplyError> {
         let ready = self.planner.take_ready();
-        if !ready.is_empty() && self.prologue == Prologue::Due {
+        if !ready.is_empty() {
+            self.send_prologue().await?;
+        }
+        for step in ready {
+            self.pipeline
+                .send(&mut self.catalog.statements, step)
+                .await?;
+        }
+        Ok(())
+    }
+
+    async fn send_prologue(&mut self) -> Result<(), ApplyError> {
+        if self.prologue == Prologue::Due {
             // A statement that moves keys one by one must not stop where the source's did not.
             let deferred = self
                 .client
@@ -282,11 +298,6 @@ impl<'c> Executor<'c> {
                 .await;
             deferred.map_err(|error| ApplyError::from_server(&error))?;
             self.prologue = Prologue::Done;
-        }
-        for step in ready {
-            self.pipeline
-                .send(&mut self.catalog.statements, step)
-                .await?;
         }
         Ok(())
     }

@@ -62,6 +62,15 @@ pub(crate) enum Identity {
     SetBack,
 }
 
+/// A constraint whose checks may wait for the end of the transaction.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Deferrable {
+    /// Quoted, with its schema.
+    pub(crate) name: String,
+    /// INITIALLY DEFERRED.
+    pub(crate) waits: bool,
+}
+
 /// FROM and WHERE of a query over the sequences that belong to columns of the tables and of their
 /// partitions: `q` is the row of `pg_sequence`, `s` that of `pg_class`.
 pub(crate) fn owned_sequences(tables: &[Arc<TargetTable>]) -> String {
@@ -169,7 +178,14 @@ impl Planner {
     /// Empties tables, all by one statement; a partitioned one with its partitions, any other
     /// without its children. CASCADE is not repeated: the message names every published table it
     /// reached.
-    pub(crate) fn truncate(&mut self, tables: &[Arc<TargetTable>], identity: Identity) {
+    ///
+    /// What waits to be checked on them is checked before, and may wait again afterwards.
+    pub(crate) fn truncate(
+        &mut self,
+        tables: &[Arc<TargetTable>],
+        identity: Identity,
+        deferrable: &[Deferrable],
+    ) {
         let Some(first) = tables.first() else { return };
         self.emit_all();
         let names: Vec<String> = tables.iter().map(|table| table.only()).collect();
@@ -177,7 +193,19 @@ impl Planner {
             Identity::Restart => " RESTART IDENTITY",
             Identity::Continue | Identity::SetBack => "",
         };
-        let mut sql = vec![format!("TRUNCATE {}{restart}", names.join(", "))];
+        let set = |when: &str, wanted: &dyn Fn(&&Deferrable) -> bool| {
+            let names: Vec<&str> = deferrable
+                .iter()
+                .filter(wanted)
+                .map(|constraint| constraint.name.as_str())
+                .collect();
+            (!names.is_empty()).then(|| format!("SET CONSTRAINTS {} {when}", names.join(", ")))
+        };
+        let mut sql: Vec<String> = set("IMMEDIATE", &|_| true).into_iter().collect();
+        sql.push(format!("TRUNCATE {}{restart}", names.join(", ")));
+        sql.extend(set("DEFERRED", &|constraint| {
+            !self.role_replica || constraint.waits
+        }));
         if identity == Identity::SetBack {
             let sequences = owned_sequences(tables);
             sql.push(format!(

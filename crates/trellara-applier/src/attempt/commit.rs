@@ -8,7 +8,7 @@ use trellara_envelope::StreamSequence;
 
 use super::Attempt;
 use crate::apply::{self, Committed, Failure, Source};
-use crate::batch::Batch;
+use crate::batch::{Batch, Unit};
 use crate::checkpoint::Checkpoint;
 use crate::chunks::Large;
 use crate::report::Reporter;
@@ -45,27 +45,34 @@ impl Attempt<'_> {
                     %error, transactions = self.batch.units().len(),
                     "a batch failed; trying its transactions one by one"
                 );
-                self.one_by_one().await
+                self.one_by_one(false).await
+            }
+            Err(failure)
+                if self.batch.units().len() > 1
+                    && apply::may_be_the_batch(&failure)
+                    && !self.target.session.client.is_closed() =>
+            {
+                tracing::warn!(
+                    error = %failure, transactions = self.batch.units().len(),
+                    "a batch did not go through; trying its transactions one by one"
+                );
+                self.one_by_one(true).await
             }
             Err(failure) => Err(apply::blame(failure, &"of a batch")),
         }
     }
 
-    /// Repeats a failed batch in order, each transaction alone and row by row, so that the one
-    /// that fails at the head is named and everything before it is in (C36).
-    async fn one_by_one(&mut self) -> Result<(), Trouble> {
+    /// Repeats a failed batch in order, each transaction alone and at last row by row, so that the
+    /// one that fails at the head is named and everything before it is in (C36).
+    async fn one_by_one(&mut self, set_wise: bool) -> Result<(), Trouble> {
         for unit in self.batch.units().to_vec() {
-            let committing = self.writer.commit(
-                &self.target.session.client,
-                &self.durable,
-                std::slice::from_ref(&unit),
-                &unit.after,
-                false,
-            );
-            let every = self.options.report_interval;
-            let committed = reporting(committing, &self.reporter, &self.durable, every)
-                .await
-                .map_err(|failure| apply::blame(failure, &unit.identity))?;
+            let committed = match self.commit_alone(&unit, set_wise).await {
+                Err(Failure::Change(error)) if set_wise && apply::blames_a_transaction(&error) => {
+                    self.commit_alone(&unit, false).await
+                }
+                committed => committed,
+            };
+            let committed = committed.map_err(|failure| apply::blame(failure, &unit.identity))?;
             self.durable = committed.checkpoint.clone();
             self.count(&committed);
             self.show();
@@ -86,6 +93,18 @@ impl Attempt<'_> {
             .await
             .map_err(|failure| apply::blame(failure, &"without changes"))?;
         self.committed(committed).await
+    }
+
+    async fn commit_alone(&mut self, unit: &Unit, set_wise: bool) -> Result<Committed, Failure> {
+        let committing = self.writer.commit(
+            &self.target.session.client,
+            &self.durable,
+            std::slice::from_ref(unit),
+            &unit.after,
+            set_wise,
+        );
+        let every = self.options.report_interval;
+        reporting(committing, &self.reporter, &self.durable, every).await
     }
 
     pub(super) async fn apply_large(&mut self, large: Large<'_>) -> Result<(), Trouble> {

@@ -4,12 +4,14 @@
 //! enforced at all: their recheck is an ordinary trigger. So the rows that a transaction leaves
 //! behind are compared with the others in the same transaction, before COMMIT.
 
+use std::sync::Arc;
+
 use tokio_postgres::Client;
 use tokio_postgres::types::{ToSql, Type};
 use trellara_postgres::quote;
 
 use super::{ApplyError, ApplyErrorKind};
-use crate::plan::{Parameter, TouchedTable, arrays};
+use crate::plan::{Deferrable, Parameter, TouchedTable, arrays};
 use crate::target::{DeferrableConstraint, TargetTable};
 
 /// Checks the constraints of one table against what was touched in it.
@@ -40,6 +42,34 @@ pub(super) async fn check(client: &Client, touched: &TouchedTable) -> Result<(),
     Ok(())
 }
 
+/// The constraints whose checks may wait on one of the tables, those of ALWAYS triggers among them,
+/// and whether they wait by themselves: TRUNCATE refuses a table with checks outstanding, and the
+/// source had none at that moment.
+pub(super) async fn constraints(
+    client: &Client,
+    tables: &[Arc<TargetTable>],
+) -> Result<Vec<Deferrable>, ApplyError> {
+    let oids: Vec<u32> = tables.iter().map(|table| table.oid).collect();
+    let rows = client
+        .query_typed(
+            "SELECT DISTINCT n.nspname::text, c.conname::text, c.condeferred \
+             FROM pg_catalog.unnest($1) AS t(oid) \
+             CROSS JOIN LATERAL (SELECT t.oid UNION \
+                  SELECT p.relid FROM pg_catalog.pg_partition_tree(t.oid) AS p) AS r(oid) \
+             JOIN pg_catalog.pg_constraint AS c ON r.oid IN (c.conrelid, c.confrelid) \
+             JOIN pg_catalog.pg_namespace AS n ON n.oid = c.connamespace \
+             WHERE c.condeferrable AND c.contype IN ('f', 't') ORDER BY 1, 2",
+            &[(&oids, Type::OID_ARRAY)],
+        )
+        .await
+        .map_err(|error| ApplyError::from_server(&error))?;
+    let deferrable = |row: &tokio_postgres::Row| Deferrable {
+        name: quote::qualified(row.get(0), row.get(1)),
+        waits: row.get(2),
+    };
+    Ok(rows.iter().map(deferrable).collect())
+}
+
 fn violated(table: &TargetTable, constraint: &DeferrableConstraint) -> ApplyError {
     let (sqlstate, what) = if constraint.exclusion {
         ("23P01", "rows that exclude each other")
@@ -67,8 +97,8 @@ fn duplicates_of(table: &TargetTable, constraint: &DeferrableConstraint) -> Stri
         .map(|(n, (&c, operator))| {
             let column = &table.columns[c];
             let name = quote::identifier(&column.name);
-            let (key, base_type) = (format!("u.c{}", n + 1), &column.base_type);
-            let equal = format!("t.{name} {operator} {key}::{base_type}");
+            let key = format!("u.c{}", n + 1);
+            let equal = format!("t.{name} {operator} {}", column.value(&key));
             if constraint.nulls_not_distinct {
                 format!("({equal} OR (t.{name} IS NULL AND {key} IS NULL))")
             } else {

@@ -163,6 +163,9 @@ fn kind(fault: &Fault) -> ApplyErrorKind {
             return ApplyErrorKind::Passing;
         }
         "26000" | "25P02" => return ApplyErrorKind::Passing,
+        // A table in use by our own session: checks outstanding on it, or a trigger's statement.
+        // Of the same transaction it will be so again.
+        "55006" => return ApplyErrorKind::Data,
         "42501" => return ApplyErrorKind::Rights,
         // A bound statement or trigger function can fail this way without any fault of a table.
         code if code.starts_with("42") || code == "3F000" || code == "428C9" => {
