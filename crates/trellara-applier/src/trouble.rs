@@ -92,6 +92,9 @@ impl From<Fault> for Trouble {
         let reason = format!("the target: {} [{}]", fault.message, fault.sqlstate);
         match fault.class {
             ErrorClass::Passing | ErrorClass::Suspicious => Trouble::passing(reason),
+            // A trigger or a pooler threw our prepared statements away; the next session has its
+            // own. The same for what was sent behind the statement that failed.
+            _ if matches!(fault.sqlstate.as_str(), "26000" | "25P02") => Trouble::passing(reason),
             // Another applier's row was first: connect again and read the verdict anew.
             ErrorClass::NotMyPredecessor => {
                 Trouble::passing("another applier's row was first on this lane")
@@ -111,7 +114,14 @@ impl From<Fault> for Trouble {
                 reason,
                 "run trellara setup against this target",
             )),
-            ErrorClass::DataFault | ErrorClass::Unknown => Trouble::operator(Halt::new(
+            // Nothing in our statement is to blame, as far as anybody knows: an index damaged or
+            // a table replaced under it. Somebody may mend that without telling us.
+            ErrorClass::Unknown => Trouble::probe(Halt::new(
+                HaltCode::State,
+                reason,
+                "the target's own log says more",
+            )),
+            ErrorClass::DataFault => Trouble::operator(Halt::new(
                 HaltCode::State,
                 reason,
                 "our own tables refused our own row: was the schema trellara changed by hand?",
@@ -181,5 +191,38 @@ pub(crate) fn of_apply(error: &ApplyError, transaction: &str) -> Trouble {
         ApplyErrorKind::Corrupt => {
             Trouble::operator(Halt::new(HaltCode::Corrupt, reason, &error.hint))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cure(sqlstate: &str) -> Option<Cure> {
+        let fault = Fault {
+            class: trellara_postgres::sqlstate::classify(sqlstate),
+            sqlstate: sqlstate.to_owned(),
+            severity: "ERROR".to_owned(),
+            message: "x".to_owned(),
+            schema: None,
+            table: None,
+            column: None,
+            constraint: None,
+        };
+        match Trouble::from(fault) {
+            Trouble::Halted { cure, .. } => Some(cure),
+            Trouble::Passing(_) | Trouble::Cancelled => None,
+        }
+    }
+
+    #[test]
+    fn what_our_own_statements_meet_without_fault_is_tried_again() {
+        for passing in ["26000", "25P02", "40P01", "57014", ""] {
+            assert_eq!(cure(passing), None, "{passing}");
+        }
+        for probed in ["XX000", "XX001", "XX002", "58P01", "54001", "42501"] {
+            assert_eq!(cure(probed), Some(Cure::Probe), "{probed}");
+        }
+        assert_eq!(cure("23514"), Some(Cure::Operator));
     }
 }

@@ -471,3 +471,27 @@ async fn the_position_is_reported_while_a_transaction_takes_long() {
     applier.stop().await;
     assert_eq!(flow.target.rows().await, "1:1 2:1 3:1 4:1");
 }
+
+#[tokio::test]
+async fn a_trigger_that_drops_prepared_statements_only_delays() {
+    let mut flow = Flow::new(18).await;
+    flow.target
+        .client
+        .batch_execute(
+            "CREATE SEQUENCE public.times;
+             CREATE FUNCTION public.forget() RETURNS trigger LANGUAGE plpgsql AS
+                 'BEGIN IF nextval(''public.times'') = 1 THEN DEALLOCATE ALL; END IF; RETURN NEW; END';
+             CREATE TRIGGER forget BEFORE INSERT ON public.t
+                 FOR EACH ROW EXECUTE FUNCTION public.forget();
+             ALTER TABLE public.t ENABLE ALWAYS TRIGGER forget",
+        )
+        .await
+        .unwrap();
+    flow.marker().await;
+    flow.bundle(&[&[1]]).await;
+    let applier = flow.start();
+    flow.caught_up().await;
+    assert_eq!(flow.target.rows().await, "1:1");
+    assert_eq!(applier.status.snapshot().retries, 1);
+    applier.stop().await;
+}
