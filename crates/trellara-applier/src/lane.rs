@@ -6,6 +6,7 @@
 //! is raised: so a predecessor's transaction that is still open has ended, one way or the other,
 //! before the verdict is read (C32).
 
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use tokio_postgres::Client;
@@ -193,7 +194,7 @@ async fn wait_for_holder(
     cancel: &CancellationToken,
     status: &ApplierStatus,
 ) -> Result<(), Trouble> {
-    let lock = lock_key(who, "holder");
+    let lock = lock_key(who.flow.as_str(), who.lane, "holder");
     let waiting_since = Instant::now();
     let mut said = String::new();
     loop {
@@ -284,7 +285,7 @@ async fn read_holder(client: &Client, who: Claimant<'_>, lock: i64) -> Result<Ho
 }
 
 async fn raise_epoch(client: &Client, who: Claimant<'_>) -> Result<Held, Trouble> {
-    let apply_lock = lock_key(who, "apply");
+    let apply_lock = apply_lock(who.flow.as_str(), who.lane);
     client
         .batch_execute("BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '30s'")
         .await?;
@@ -344,6 +345,11 @@ async fn raise_in_transaction(
     Ok(Some(LaneEpoch(row.get(0))))
 }
 
-fn lock_key(who: Claimant<'_>, what: &str) -> i64 {
-    xxh3_64(format!("trellara:{}:{}:{what}", who.flow, who.lane).as_bytes()).cast_signed()
+/// The lock that apply transactions of a lane hold in shared mode.
+pub(crate) fn apply_lock(flow: &str, lane: impl fmt::Display) -> i64 {
+    lock_key(flow, lane, "apply")
+}
+
+fn lock_key(flow: &str, lane: impl fmt::Display, what: &str) -> i64 {
+    xxh3_64(format!("trellara:{flow}:{lane}:{what}").as_bytes()).cast_signed()
 }

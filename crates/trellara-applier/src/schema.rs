@@ -3,6 +3,8 @@
 use tokio_postgres::Client;
 use trellara_postgres::{Fault, fault, quote};
 
+use crate::lane;
+
 /// The version that this build writes and reads.
 pub const SCHEMA_VERSION: i32 = 1;
 
@@ -211,6 +213,20 @@ pub async fn remove(client: &mut Client, flow: &str) -> Result<bool, SchemaError
     transaction
         .execute("SELECT pg_advisory_xact_lock($1)", &[&INSTALL_LOCK])
         .await?;
+    // A row of a target transaction still open would stay behind, and the next flow of that name
+    // would go on from it. Whoever begins later finds no row to stand on.
+    let lanes = transaction
+        .query("SELECT lane FROM trellara.lane WHERE flow = $1", &[&flow])
+        .await?;
+    transaction
+        .batch_execute("SET LOCAL lock_timeout = '30s'")
+        .await?;
+    for row in lanes {
+        let lock = lane::apply_lock(flow, row.get::<_, i32>(0));
+        transaction
+            .execute("SELECT pg_advisory_xact_lock($1)", &[&lock])
+            .await?;
+    }
     transaction
         .execute("DELETE FROM trellara.applied WHERE flow = $1", &[&flow])
         .await?;

@@ -7,7 +7,7 @@ use trellara_applier::ledger::{self, Ledger, LedgerIdentity};
 use trellara_applier::schema::{self, SchemaError};
 use trellara_envelope::{FlowName, Lane, LaneEpoch, Lsn, StreamSequence, TransactionHash};
 
-use crate::flow::{Target, connect, genesis_checkpoint};
+use crate::flow::{PATIENCE, Target, connect, genesis_checkpoint};
 
 fn shop() -> FlowName {
     "shop".parse().unwrap()
@@ -370,4 +370,43 @@ async fn the_granted_role_can_apply_and_nothing_else() {
             );
         }
     }
+}
+
+#[tokio::test]
+async fn removing_a_flow_waits_for_the_target_transaction_that_is_open() {
+    let (target, genesis, _) = set_up(18).await;
+    let other: FlowName = "other".parse().unwrap();
+    target.set_up(&other, &genesis_checkpoint(&other)).await;
+    let client = &target.client;
+    let held = lane::fence(client, claimant(&shop())).await.unwrap();
+    let ledger = Ledger::prepare(client, &shop(), Lane(0), held.epoch)
+        .await
+        .unwrap();
+    client.batch_execute(&held.begin()).await.unwrap();
+    let to = behind(&genesis, 0x1000);
+    ledger
+        .record(client, &genesis, &to, &identities(1, 0x1000))
+        .await
+        .unwrap();
+    let url = target.url.clone();
+    let removing = tokio::spawn(async move {
+        let mut client = connect(&url).await;
+        schema::remove(&mut client, "shop").await
+    });
+    let waits = async {
+        while !removing.is_finished() {
+            let waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'advisory' \
+                 AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
+            let row = client.query_one(waiting, &[]).await.unwrap();
+            if row.get::<_, i64>(0) > 0 {
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, waits).await.expect("a wait");
+    client.batch_execute("COMMIT").await.unwrap();
+    assert!(!removing.await.unwrap().unwrap(), "another flow is there");
+    let left = "SELECT count(*) FROM trellara.applied WHERE flow = 'shop'";
+    let row = client.query_one(left, &[]).await.unwrap();
+    assert_eq!(row.get::<_, i64>(0), 0);
 }

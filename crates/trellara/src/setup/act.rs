@@ -9,6 +9,7 @@ use trellara_envelope::{
     FlowName, Frame, FrameDigest, FrameOrdinal, Genesis, Incarnation, Lane, LedgerOrdinal, Lsn,
     StreamSequence,
 };
+
 use trellara_jetstream::publish::{Outcome, Outgoing, Publisher};
 use trellara_jetstream::{Broker, topology};
 use trellara_postgres::{ReplicationConnection, Session, SnapshotAction, quote};
@@ -192,7 +193,12 @@ impl Work<'_> {
             },
         };
         let client = &self.sessions.target.client;
-        ledger::write_genesis(client, &self.config.flow, Lane(0), &genesis).await?;
+        let written = ledger::write_genesis(client, &self.config.flow, Lane(0), &genesis).await?;
+        if !written {
+            let newest = ledger::checkpoint(client, &self.config.flow, Lane(0)).await?;
+            let before = self.found.intent.as_ref().map(|intent| intent.state);
+            refuse_left_over(before, newest.as_ref(), &genesis)?;
+        }
         self.record(FlowState::Ready, Some(point)).await?;
         Ok(step(
             "ledger",
@@ -204,6 +210,27 @@ impl Work<'_> {
         self.consistent_point
             .ok_or_else(|| Failure::new(Exit::Bug, "no consistent point is known", ""))
     }
+}
+
+/// A lane that has rows is right where setup repeats itself, and where a flow that was ready gets
+/// another stream. Rows of an earlier flow of that name are not: this one would go on from them.
+fn refuse_left_over(
+    before: Option<FlowState>,
+    newest: Option<&Checkpoint>,
+    genesis: &Checkpoint,
+) -> Result<(), Failure> {
+    let ours = newest.is_some_and(|newest| newest.transport == genesis.transport);
+    if ours || before == Some(FlowState::Ready) {
+        return Ok(());
+    }
+    let at = newest.map_or(Lsn(0), |newest| newest.end_lsn);
+    Err(Failure::new(
+        Exit::Unfit,
+        format!(
+            "the target's ledger has a row of an earlier flow of this name, which stood at {at}"
+        ),
+        "an applier wrote it while that flow was removed: stop every applier, then `trellara remove`",
+    ))
 }
 
 fn step(id: &'static str, what: String) -> Step {
@@ -335,5 +362,45 @@ async fn publish_genesis(broker: &Broker, flow: &FlowName, frame: &Frame) -> Res
             format!("the genesis frame was not stored: {other:?}"),
             "run setup again: it finds out what is there",
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use trellara_envelope::{SourceId, SystemId, Timeline};
+
+    use super::*;
+
+    fn checkpoint(stream: &str, end: u64) -> Checkpoint {
+        Checkpoint {
+            ordinal: LedgerOrdinal(0),
+            source: SourceId {
+                system: SystemId(1),
+                timeline: Timeline(1),
+            },
+            end_lsn: Lsn(end),
+            transaction_end_lsn: Lsn(end),
+            transport: Transport {
+                stream: StreamIdentity {
+                    name: stream.to_owned(),
+                    created: "then".to_owned(),
+                },
+                sequence: StreamSequence(1),
+                incarnation: Incarnation(0),
+                ordinal: FrameOrdinal(0),
+                digest: FrameDigest([7; 16]),
+            },
+        }
+    }
+
+    #[test]
+    fn a_row_of_an_earlier_flow_is_refused() {
+        let (genesis, older) = (checkpoint("new", 0x200), checkpoint("old", 0x900));
+        for before in [None, Some(FlowState::Intended), Some(FlowState::Removing)] {
+            assert!(refuse_left_over(before, Some(&older), &genesis).is_err());
+            assert!(refuse_left_over(before, Some(&genesis), &genesis).is_ok());
+        }
+        let ready = Some(FlowState::Ready);
+        assert!(refuse_left_over(ready, Some(&older), &genesis).is_ok());
     }
 }
