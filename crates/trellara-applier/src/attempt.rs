@@ -1,5 +1,6 @@
 //! One connection's worth of applying: from taking the lane to the first fault.
 
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
 
@@ -81,6 +82,8 @@ pub(crate) struct Attempt<'a> {
     void: StreamSequence,
     /// Whether the broker was connected at the last tick.
     broker_there: bool,
+    /// Frames behind the last one accepted that are nobody's.
+    passed_over: BTreeSet<StreamSequence>,
 }
 
 impl<'a> Attempt<'a> {
@@ -138,6 +141,7 @@ impl<'a> Attempt<'a> {
             repositions: 0,
             void: StreamSequence(0),
             broker_there: true,
+            passed_over: BTreeSet::new(),
             options,
             broker,
             cancel,
@@ -245,6 +249,7 @@ impl<'a> Attempt<'a> {
                 return Err(trouble);
             }
         };
+        let stood = self.machine.sequence();
         match self.machine.frame(&opened) {
             Verdict::Apply(range) => self.accept(&opened, range).await?,
             Verdict::Progress => self.pass(&opened).await?,
@@ -261,7 +266,10 @@ impl<'a> Attempt<'a> {
                 self.unless_void(&opened, halt).await?;
             }
         }
-        self.repositions = 0;
+        if self.machine.sequence() != stood {
+            self.repositions = 0;
+            self.passed_over.clear();
+        }
         Ok(())
     }
 

@@ -20,8 +20,16 @@ impl Attempt<'_> {
         if self.void < opened.sequence {
             seen = seen.max(self.void);
         }
-        let from = seen.next();
-        let found = self.next_from(from).await?.map(|stored| stored.sequence);
+        let mut found = self
+            .next_from(seen.next())
+            .await?
+            .map(|stored| stored.sequence);
+        while let Some(known) = found.filter(|found| self.passed_over.contains(found)) {
+            found = self
+                .next_from(known.next())
+                .await?
+                .map(|stored| stored.sequence);
+        }
         let Some(first_missed) = found.filter(|found| *found < opened.sequence) else {
             let halt = gap(&self.machine, opened);
             return self.unless_void(opened, halt).await;
@@ -135,6 +143,7 @@ impl Attempt<'_> {
                     sequence = %opened.sequence, incarnation = %opened.frame.header.incarnation,
                     "passed over a frame of a writer that had lost the stream"
                 );
+                self.passed_over.insert(opened.sequence);
                 return Ok(());
             }
             from = mark.sequence.next();

@@ -472,6 +472,24 @@ async fn the_position_is_reported_while_a_transaction_takes_long() {
     assert_eq!(flow.target.rows().await, "1:1 2:1 3:1 4:1");
 }
 
+/// A frame that was delivered and found to be nobody's is not the one that is missing behind it.
+#[tokio::test]
+async fn a_gap_behind_a_frame_that_was_passed_over_is_still_a_gap() {
+    let mut flow = Flow::new(18).await;
+    flow.marker().await;
+    flow.bundle(&[&[1]]).await;
+    flow.marker().await;
+    flow.incarnation = 1;
+    flow.bundle(&[&[9]]).await;
+    flow.incarnation = 2;
+    // Follows the frame of the old writer by its position: that of this one's own was never stored.
+    flow.bundle(&[&[3]]).await;
+    flow.marker().await;
+    let halt = flow.start().halt().await;
+    assert_eq!(halt.code, HaltCode::Gap, "{halt}");
+    assert_eq!(flow.target.rows().await, "1:1");
+}
+
 #[tokio::test]
 async fn a_trigger_that_drops_prepared_statements_only_delays() {
     let mut flow = Flow::new(18).await;
