@@ -47,7 +47,7 @@ test: ## every ring of tests against real servers (nextest where installed, else
 	ring doc cargo test $(LOCKED) --workspace --doc --quiet
 	if cargo nextest --version >/dev/null 2>&1; then
 	  run=(cargo nextest run $(LOCKED) --workspace)
-	  words='package(trellara-envelope) + package(trellara-pgoutput)'
+	  words='package(trellara-dedup) + package(trellara-envelope) + package(trellara-pgoutput)'
 	  ring pure "$${run[@]}" -E "kind(lib) + kind(bin) + $$words"
 	  ring real "$${beside[@]}" "$${run[@]}" -E "kind(test) - ($$words) - package(trellara-e2e)"
 	  ring blackbox "$${beside[@]}" "$${run[@]}" -E 'kind(test) & package(trellara-e2e)'

@@ -1,0 +1,5 @@
+//! What others learned the hard way, a test each.
+
+mod lane;
+mod pressure;
+mod vouching;
