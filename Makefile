@@ -81,6 +81,11 @@ bench: servers ## side by side with native logical replication, with bars and ve
 	@cargo build $(LOCKED) --release -p trellara -p trellara-testkit --bins
 	"$(TARGET)/release/bench" $(BENCH)
 
+.PHONY: bench-dedup
+bench-dedup: ## what remembering and asking cost, then instructions (SIZES="1m 10m 100m", 6 GB of memory for 100m)
+	@cargo bench $(LOCKED) -p trellara-dedup --bench dedup -- $(SIZES)
+	cargo bench $(LOCKED) -p trellara-dedup --bench counts
+
 .PHONY: lint
 lint: ## formatting, lints, and the absences of docs/architecture.md
 	@cargo fmt --all --check
