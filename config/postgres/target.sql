@@ -60,6 +60,9 @@ BEGIN
         GRANT SELECT, UPDATE ON trellara.lane TO trellara_apply;
         -- Insert-only: the newest row of a lane is its checkpoint.
         GRANT SELECT, INSERT ON trellara.applied TO trellara_apply;
+        -- Its oldest rows go by this function alone, which moves the watermark with them.
+        GRANT SELECT ON trellara.watermark TO trellara_apply;
+        GRANT EXECUTE ON FUNCTION trellara.prune(text, integer, bigint, interval, pg_lsn, bigint, integer) TO trellara_apply;
     END IF;
 END
 $$;

@@ -1,20 +1,27 @@
 //! The ledger: one insert is dedup record, compare-and-set and checkpoint at once (C31).
 //!
 //! This module never updates or deletes a row. It does not decide what was applied; it makes sure
-//! that rows and their record are committed together or not at all.
+//! that rows and their record are committed together or not at all. Below it are the questions that
+//! are asked of the ledger, and its pruning.
 
 use std::future::{Future, poll_fn};
 use std::task::Poll;
+use std::time::SystemTime;
 
 use futures_util::future::maybe_done;
 use tokio_postgres::types::PgLsn;
 use tokio_postgres::{Client, Error, Row, Statement};
 use trellara_envelope::{
-    FlowName, FrameDigest, FrameOrdinal, Incarnation, Lane, LaneEpoch, LedgerOrdinal, Lsn,
+    FlowName, FrameDigest, FrameOrdinal, Halt, Incarnation, Lane, LaneEpoch, LedgerOrdinal, Lsn,
     SourceId, StreamSequence, SystemId, Timeline, TransactionHash,
 };
 
 use crate::checkpoint::{Checkpoint, StreamIdentity, Transport};
+
+pub mod hydrate;
+pub mod probe;
+pub mod prune;
+pub mod watermark;
 
 /// Identities in one row: 1920 bytes stay below the TOAST threshold, and a row that is never
 /// TOASTed is read ten times faster by a probe.
@@ -31,6 +38,32 @@ pub struct LedgerIdentity {
     pub hash: TransactionHash,
     /// Its end LSN.
     pub end_lsn: Lsn,
+}
+
+/// The ledger could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum LedgerError {
+    /// The server refused or the connection was lost.
+    #[error(transparent)]
+    Server(#[from] Error),
+    /// It holds what this build never wrote: nobody may guess what was applied.
+    #[error("{0}")]
+    Inconsistent(Halt),
+}
+
+impl From<Halt> for LedgerError {
+    fn from(halt: Halt) -> Self {
+        LedgerError::Inconsistent(halt)
+    }
+}
+
+/// What was recorded, and when by the target's clock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Recorded {
+    /// The checkpoint with its new ordinal.
+    pub checkpoint: Checkpoint,
+    /// The newest row's time: microseconds since the Unix epoch.
+    pub applied_at_us: i64,
 }
 
 /// Writes the rows of one lane on one session.
@@ -58,11 +91,7 @@ impl Ledger {
         })
     }
 
-    /// Records `identities` and the checkpoint `to` behind the checkpoint `from`, inside the
-    /// target transaction that is open on `client`. Returns the checkpoint with its new ordinal.
-    ///
-    /// Fails with 23502 or 23505 on `trellara.applied` when `from` is not the newest row or the
-    /// epoch is not ours; the target transaction can then only be rolled back.
+    /// [`Ledger::record_timed`] for callers that need no time.
     pub async fn record(
         &self,
         client: &Client,
@@ -70,6 +99,22 @@ impl Ledger {
         to: &Checkpoint,
         identities: &[LedgerIdentity],
     ) -> Result<Checkpoint, Error> {
+        let recorded = self.record_timed(client, from, to, identities).await?;
+        Ok(recorded.checkpoint)
+    }
+
+    /// Records `identities` and the checkpoint `to` behind the checkpoint `from`, inside the
+    /// target transaction that is open on `client`. Returns the checkpoint with its new ordinal.
+    ///
+    /// Fails with 23502 or 23505 on `trellara.applied` when `from` is not the newest row or the
+    /// epoch is not ours; the target transaction can then only be rolled back.
+    pub async fn record_timed(
+        &self,
+        client: &Client,
+        from: &Checkpoint,
+        to: &Checkpoint,
+        identities: &[LedgerIdentity],
+    ) -> Result<Recorded, Error> {
         let rows = rows(from, to, identities);
         let mut newest = from;
         let mut inserts = Vec::with_capacity(rows.len());
@@ -81,12 +126,18 @@ impl Ledger {
             inserts.push(insert);
             newest = row;
         }
+        let mut applied_at_us = i64::MIN;
         for mut insert in inserts {
             // In order: what stands behind a refused row fails only because of it.
             insert.as_mut().await;
-            insert.as_mut().take_output().transpose()?;
+            if let Some(at) = insert.as_mut().take_output().transpose()? {
+                applied_at_us = applied_at_us.max(at);
+            }
         }
-        Ok(newest.clone())
+        Ok(Recorded {
+            checkpoint: newest.clone(),
+            applied_at_us,
+        })
     }
 
     async fn insert(
@@ -95,13 +146,13 @@ impl Ledger {
         from: &Checkpoint,
         row: &Checkpoint,
         identities: &[LedgerIdentity],
-    ) -> Result<(), Error> {
+    ) -> Result<i64, Error> {
         let hashes: Vec<u8> = identities.iter().flat_map(|one| one.hash.0).collect();
         let lowest = identities.iter().map(|one| one.end_lsn).min();
         let highest = identities.iter().map(|one| one.end_lsn).max();
         let transport = &row.transport;
-        client
-            .execute(
+        let row = client
+            .query_one(
                 &self.insert,
                 &[
                     &self.flow.as_str(),
@@ -127,8 +178,8 @@ impl Ledger {
                     &hashes,
                 ],
             )
-            .await
-            .map(drop)
+            .await?;
+        Ok(microseconds(row.get(0)))
     }
 }
 
@@ -219,6 +270,15 @@ fn read(row: &Row) -> Checkpoint {
             // A CHECK of the table holds the length.
             digest: FrameDigest::from_slice(row.get(10)).unwrap_or_default(),
         },
+    }
+}
+
+/// A time of the target as microseconds since the Unix epoch.
+pub(crate) fn microseconds(at: SystemTime) -> i64 {
+    let micros = |duration: std::time::Duration| i64::try_from(duration.as_micros());
+    match at.duration_since(SystemTime::UNIX_EPOCH) {
+        Ok(since) => micros(since).unwrap_or(i64::MAX),
+        Err(before) => micros(before.duration()).map_or(i64::MIN, |us| -us),
     }
 }
 

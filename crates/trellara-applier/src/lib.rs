@@ -33,6 +33,7 @@ mod status;
 mod target;
 mod trim;
 mod trouble;
+pub mod verdict;
 mod watch;
 
 pub use execute::{

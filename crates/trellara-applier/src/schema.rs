@@ -14,6 +14,9 @@ const MIGRATIONS: &[(i32, &str)] = &[(1, include_str!("sql/0001_schema.sql"))];
 /// Serialises two setups against each other; ASCII "trellara".
 const INSTALL_LOCK: i64 = 0x7472_656c_6c61_7261;
 
+/// The one way in which the role that applies can take rows of the ledger away.
+const PRUNE: &str = "trellara.prune(text, integer, bigint, interval, pg_lsn, bigint, integer)";
+
 /// What the schema says of this target.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TargetIdentity {
@@ -140,11 +143,12 @@ pub fn sql() -> String {
 }
 
 /// What the role that applies needs on the tables of our own schema: nothing that could remove or
-/// rewrite what was recorded.
+/// rewrite what was recorded. Pruning from the oldest end is a function's work.
 const RIGHTS: &[(&str, &[&str])] = &[
     ("state_version", &["SELECT"]),
     ("lane", &["SELECT", "UPDATE"]),
     ("applied", &["SELECT", "INSERT"]),
+    ("watermark", &["SELECT"]),
 ];
 /// What a role needs that sets a flow up in a schema that somebody else made.
 const RIGHTS_OF_SETUP: &[(&str, &[&str])] = &[
@@ -161,6 +165,7 @@ pub fn grants(role: &str) -> String {
         let rights = rights.join(", ");
         sql.push_str(&format!("GRANT {rights} ON trellara.{table} TO {role};\n"));
     }
+    sql.push_str(&format!("GRANT EXECUTE ON FUNCTION {PRUNE} TO {role};\n"));
     sql.push_str(&format!(
         "GRANT SET ON PARAMETER session_replication_role TO {role};\n"
     ));
@@ -191,8 +196,13 @@ pub async fn missing_rights(
                JOIN pg_class AS c ON c.relname = t.name \
                JOIN pg_namespace AS ns ON ns.oid = c.relnamespace AND ns.nspname = 'trellara' \
                JOIN pg_roles AS r ON r.rolname = $1 \
-              WHERE NOT has_table_privilege(r.oid, c.oid, t.privilege) GROUP BY t.name",
-            &[&role, &tables, &rights],
+              WHERE NOT has_table_privilege(r.oid, c.oid, t.privilege) GROUP BY t.name \
+             UNION ALL \
+             SELECT 'FUNCTION ' || $5::text, 'EXECUTE' FROM pg_roles AS r, pg_proc AS p \
+               JOIN pg_namespace AS ns ON ns.oid = p.pronamespace AND ns.nspname = 'trellara' \
+              WHERE NOT $4::boolean AND r.rolname = $1 AND p.proname = 'prune' \
+                AND NOT has_function_privilege(r.oid, p.oid, 'EXECUTE')",
+            &[&role, &tables, &rights, &sets_up, &PRUNE],
         )
         .await?;
     let role = quote::identifier(role);
@@ -229,6 +239,9 @@ pub async fn remove(client: &mut Client, flow: &str) -> Result<bool, SchemaError
     }
     transaction
         .execute("DELETE FROM trellara.applied WHERE flow = $1", &[&flow])
+        .await?;
+    transaction
+        .execute("DELETE FROM trellara.watermark WHERE flow = $1", &[&flow])
         .await?;
     transaction
         .execute("DELETE FROM trellara.lane WHERE flow = $1", &[&flow])

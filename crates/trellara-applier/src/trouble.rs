@@ -7,6 +7,7 @@ use trellara_postgres::sqlstate::ErrorClass;
 use trellara_postgres::{ConnectError, ConnectErrorKind, Fault, fault};
 
 use crate::execute::{ApplyError, ApplyErrorKind};
+use crate::ledger::LedgerError;
 use crate::schema::SchemaError;
 
 /// Why the running attempt ended.
@@ -126,6 +127,15 @@ impl From<Fault> for Trouble {
                 reason,
                 "our own tables refused our own row: was the schema trellara changed by hand?",
             )),
+        }
+    }
+}
+
+impl From<LedgerError> for Trouble {
+    fn from(error: LedgerError) -> Self {
+        match error {
+            LedgerError::Server(error) => error.into(),
+            LedgerError::Inconsistent(halt) => halt.into(),
         }
     }
 }

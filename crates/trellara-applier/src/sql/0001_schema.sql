@@ -78,9 +78,72 @@ CREATE TABLE IF NOT EXISTS trellara.applied (
 ALTER TABLE trellara.applied ALTER COLUMN hashes SET STORAGE PLAIN;
 ALTER TABLE trellara.applied ALTER COLUMN frame_digest SET STORAGE PLAIN;
 
--- The probe: which rows of one source history could hold a transaction that ends here?
+-- The probe: which rows could hold a transaction that ends here? The timeline is no part of it: the
+-- hash decides, and in it is the timeline of the commit (C01, C44).
 CREATE INDEX IF NOT EXISTS applied_probe
-    ON trellara.applied (flow, lane, source_system, source_timeline, highest_end_lsn, lowest_end_lsn)
+    ON trellara.applied (flow, lane, source_system, highest_end_lsn, lowest_end_lsn)
     WHERE highest_end_lsn IS NOT NULL;
+
+-- Up to where rows were pruned: what ends at or below end_lsn in this system's history was dealt
+-- with, though its row is gone. Without a row here nothing was pruned, and the oldest row of
+-- trellara.applied says where the flow began. One for each lane and system (C41).
+CREATE TABLE IF NOT EXISTS trellara.watermark (
+    flow            text        NOT NULL,
+    lane            integer     NOT NULL,
+    source_system   bigint      NOT NULL,
+    source_timeline bigint      NOT NULL,
+    -- Of the last row pruned.
+    ordinal         bigint      NOT NULL CHECK (ordinal >= 0),
+    end_lsn         pg_lsn      NOT NULL,
+    changed_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (flow, lane, source_system)
+);
+
+-- Takes away a lane's oldest rows and moves its watermark, together. Only rows older than a time by
+-- this server's clock, and only up to a position of one system (rows of systems before it have no
+-- other limit): the oldest that can still be delivered again. Never the newest row, never more than
+-- the given number, and nothing under another epoch. It runs with its owner's rights, so that the
+-- role that applies needs none to remove or rewrite what was recorded.
+CREATE OR REPLACE FUNCTION trellara.prune(
+    flow text, lane integer, epoch bigint, older_than interval, up_to pg_lsn, up_to_system bigint,
+    at_most integer, OUT pruned bigint, OUT server_time timestamptz)
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $prune$
+    WITH oldest AS (
+        SELECT a.first_ordinal,
+               a.applied_at < clock_timestamp() - $4
+                   AND (a.source_system <> $6 OR a.end_lsn <= $5) AS may_go
+          FROM trellara.applied AS a
+         WHERE a.flow = $1 AND a.lane = $2
+           AND EXISTS (SELECT FROM trellara.lane AS l
+                        WHERE l.flow = $1 AND l.lane = $2 AND l.epoch = $3)
+         ORDER BY a.first_ordinal
+         LIMIT $7 + 1
+    ), stays AS (
+        -- The first row that may not go; else the last one looked at, which may be the newest.
+        SELECT coalesce(min(o.first_ordinal) FILTER (WHERE NOT o.may_go), max(o.first_ordinal))
+                   AS first_ordinal
+          FROM oldest AS o
+    ), gone AS (
+        DELETE FROM trellara.applied AS a
+         WHERE a.flow = $1 AND a.lane = $2
+           AND a.first_ordinal < (SELECT s.first_ordinal FROM stays AS s)
+        RETURNING a.last_ordinal, a.source_system, a.source_timeline, a.end_lsn
+    ), moved AS (
+        INSERT INTO trellara.watermark AS w
+            (flow, lane, source_system, source_timeline, ordinal, end_lsn)
+        SELECT DISTINCT ON (g.source_system)
+               $1, $2, g.source_system, g.source_timeline, g.last_ordinal, g.end_lsn
+          FROM gone AS g
+         ORDER BY g.source_system, g.last_ordinal DESC
+        ON CONFLICT (flow, lane, source_system) DO UPDATE
+            SET source_timeline = excluded.source_timeline, ordinal = excluded.ordinal,
+                end_lsn = excluded.end_lsn, changed_at = clock_timestamp()
+            WHERE w.ordinal < excluded.ordinal
+    )
+    SELECT (SELECT count(*) FROM gone), clock_timestamp();
+$prune$;
+REVOKE ALL ON FUNCTION
+    trellara.prune(text, integer, bigint, interval, pg_lsn, bigint, integer) FROM PUBLIC;
 
 INSERT INTO trellara.state_version (version) VALUES (1) ON CONFLICT (only_row) DO NOTHING;

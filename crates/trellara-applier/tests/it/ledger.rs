@@ -3,7 +3,8 @@
 use tokio_postgres::error::SqlState;
 use trellara_applier::Checkpoint;
 use trellara_applier::lane::{self, Claimant};
-use trellara_applier::ledger::{self, Ledger, LedgerIdentity};
+use trellara_applier::ledger::prune::{self, Bounds};
+use trellara_applier::ledger::{self, Ledger, LedgerIdentity, watermark};
 use trellara_applier::schema::{self, SchemaError};
 use trellara_envelope::{FlowName, Lane, LaneEpoch, Lsn, StreamSequence, TransactionHash};
 
@@ -356,11 +357,25 @@ async fn the_granted_role_can_apply_and_nothing_else() {
             .await
             .unwrap();
         plain.batch_execute("COMMIT").await.unwrap();
+        watermark::read(&plain, &flow, Lane(0), genesis.source.system)
+            .await
+            .unwrap();
+        let bounds = Bounds {
+            flow: &flow,
+            lane: Lane(0),
+            epoch: held.epoch,
+            window: std::time::Duration::ZERO,
+            up_to: Lsn::MAX,
+            system: genesis.source.system,
+        };
+        assert_eq!(prune::prune(&plain, bounds).await.unwrap().rows, 1);
         for forbidden in [
             "DELETE FROM trellara.applied",
             "UPDATE trellara.applied SET end_lsn = '0/1'",
             "DELETE FROM trellara.lane",
             "UPDATE trellara.state_version SET target_id = gen_random_uuid()",
+            "DELETE FROM trellara.watermark",
+            "UPDATE trellara.watermark SET end_lsn = '0/1'",
         ] {
             let error = plain.batch_execute(forbidden).await.unwrap_err();
             assert_eq!(

@@ -2,7 +2,10 @@
 
 mod execute;
 mod flow;
+mod lanes;
 mod ledger;
+mod probing;
+mod reads;
 mod stall;
 mod stream;
 mod trim;
