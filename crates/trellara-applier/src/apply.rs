@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use tokio_postgres::Client;
 use tokio_util::sync::CancellationToken;
-use trellara_envelope::{AbortedSet, Halt, HaltCode};
+use trellara_envelope::{AbortedSet, Halt, HaltCode, TransactionHash};
 use trellara_jetstream::Broker;
 use trellara_jetstream::read::Reader;
 use trellara_pgoutput::ChangeReader;
@@ -17,7 +17,7 @@ use crate::checkpoint::Checkpoint;
 use crate::chunks::{self, ChunkStream, Large};
 use crate::execute::{ApplyError, ApplyErrorKind, Executor, ExecutorOptions};
 use crate::lane::Held;
-use crate::ledger::{Ledger, LedgerIdentity};
+use crate::ledger::{Ledger, LedgerIdentity, Recorded};
 use crate::options::ApplierOptions;
 use crate::status::ApplierStatus;
 use crate::target::Catalog;
@@ -35,6 +35,10 @@ pub(crate) struct Writer {
 #[derive(Debug, Clone)]
 pub(crate) struct Committed {
     pub(crate) checkpoint: Checkpoint,
+    /// What was recorded, in the order of its ordinals.
+    pub(crate) identities: Vec<TransactionHash>,
+    /// The target's clock when it was recorded.
+    pub(crate) applied_at_us: i64,
     pub(crate) transactions: u64,
     pub(crate) changes: u64,
     pub(crate) seconds: f64,
@@ -101,9 +105,11 @@ impl Writer {
         let begun = Instant::now();
         client.batch_execute(&self.held.begin()).await?;
         let written = self.write(client, from, units, to, set_wise).await;
-        let (checkpoint, changes) = self.end(client, written).await?;
+        let (recorded, changes) = self.end(client, written).await?;
         Ok(Committed {
-            checkpoint,
+            checkpoint: recorded.checkpoint,
+            identities: units.iter().map(|unit| unit.hash).collect(),
+            applied_at_us: recorded.applied_at_us,
             transactions: units.len() as u64,
             changes,
             seconds: begun.elapsed().as_secs_f64(),
@@ -117,7 +123,7 @@ impl Writer {
         units: &[Unit],
         to: &Checkpoint,
         set_wise: bool,
-    ) -> Result<(Checkpoint, u64), Failure> {
+    ) -> Result<(Recorded, u64), Failure> {
         let mut changes = 0;
         let none_aborted = AbortedSet::EMPTY;
         if !units.is_empty() {
@@ -142,8 +148,11 @@ impl Writer {
             changes = executor.flush().await.map_err(Failure::Change)?.changes;
         }
         let identities: Vec<LedgerIdentity> = units.iter().map(Unit::ledger_identity).collect();
-        let checkpoint = self.ledger.record(client, from, to, &identities).await?;
-        Ok((checkpoint, changes))
+        let recorded = self
+            .ledger
+            .record_timed(client, from, to, &identities)
+            .await?;
+        Ok((recorded, changes))
     }
 
     /// Commits one large transaction, whose bytes are read while they are applied.
@@ -163,9 +172,11 @@ impl Writer {
         let written = self
             .write_large(client, from, (large, &aborted), to, source, set_wise)
             .await;
-        let (checkpoint, changes) = self.end(client, written).await?;
+        let (recorded, changes) = self.end(client, written).await?;
         Ok(Committed {
-            checkpoint,
+            checkpoint: recorded.checkpoint,
+            identities: vec![large.manifest.identity().hash()],
+            applied_at_us: recorded.applied_at_us,
             transactions: 1,
             changes,
             seconds: begun.elapsed().as_secs_f64(),
@@ -180,7 +191,7 @@ impl Writer {
         to: &Checkpoint,
         source: &Source<'_>,
         set_wise: bool,
-    ) -> Result<(Checkpoint, u64), Failure> {
+    ) -> Result<(Recorded, u64), Failure> {
         let mut pieces = ChunkStream::open(source, large).await?;
         let mut reader = ChangeReader::new(large.manifest.streamed, aborted);
         let mut executor = self.executor(client, set_wise);
@@ -209,8 +220,11 @@ impl Writer {
             hash: large.manifest.identity().hash(),
             end_lsn: large.manifest.end_lsn,
         };
-        let checkpoint = self.ledger.record(client, from, to, &[identity]).await?;
-        Ok((checkpoint, applied.changes))
+        let recorded = self
+            .ledger
+            .record_timed(client, from, to, &[identity])
+            .await?;
+        Ok((recorded, applied.changes))
     }
 
     fn executor<'c>(&'c mut self, client: &'c Client, set_wise: bool) -> Executor<'c> {

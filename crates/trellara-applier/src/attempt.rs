@@ -13,7 +13,8 @@ use trellara_jetstream::{Broker, BrokerError};
 use trellara_postgres::Notification;
 
 use crate::apply::Writer;
-use crate::batch::Batch;
+use crate::batch::{Batch, Claim};
+use crate::cache::SharedCache;
 use crate::checkpoint::{Checkpoint, StreamIdentity};
 use crate::chunks::Large;
 use crate::lane::{self, Claimant};
@@ -22,13 +23,19 @@ use crate::machine::{self, Delivered, Machine, Verdict};
 use crate::options::ApplierOptions;
 use crate::position;
 use crate::report::Reporter;
+use crate::rewind::Request;
 use crate::session::{CHECKPOINT_NOW, TargetSession};
 use crate::status::{ApplierState, ApplierStatus};
 use crate::target::Catalog;
 use crate::trim::Trimmer;
 use crate::trouble::Trouble;
 
+use self::dedup::Dedup;
+use self::rewind::Rewinding;
+
 mod commit;
+mod dedup;
+mod rewind;
 mod unfit;
 
 /// A request to write progress down at once holds this long: whoever waits asks again, and the
@@ -59,6 +66,8 @@ pub(crate) struct Attempt<'a> {
     status: &'a ApplierStatus,
     target: TargetSession,
     writer: Writer,
+    dedup: Dedup,
+    rewinding: Option<Rewinding>,
     reader: Reader,
     consumer: Consumer,
     reporter: Reporter,
@@ -95,7 +104,7 @@ impl<'a> Attempt<'a> {
         broker: &'a Broker,
         cancel: &'a CancellationToken,
         status: &'a ApplierStatus,
-        instance: &str,
+        (instance, cache): (&str, SharedCache),
     ) -> Result<Self, Trouble> {
         let name = format!("trellara applier, process {}", std::process::id());
         let who = Claimant {
@@ -104,7 +113,11 @@ impl<'a> Attempt<'a> {
             instance,
             name: &name,
         };
-        let held = lane::take(target.client(), who, options.standby, cancel, status).await?;
+        let held = if options.interleaved {
+            lane::join(target.client(), who).await?
+        } else {
+            lane::take(target.client(), who, options.standby, cancel, status).await?
+        };
         let durable = ledger::checkpoint(target.client(), &options.flow, options.lane)
             .await?
             .ok_or_else(|| not_set_up(options))?;
@@ -112,9 +125,10 @@ impl<'a> Attempt<'a> {
         let facts = position::check_stream(broker, options, &registration).await?;
         let reader = Reader::new(broker, &facts.name);
         let start = position::find(broker, &reader, options, &facts, &durable).await?;
-        let consumer = Consumer::open(broker, consumer_options(options, start.sequence)).await?;
         let ledger =
             Ledger::prepare(target.client(), &options.flow, options.lane, held.epoch).await?;
+        let dedup = Dedup::begin(&target, options, cache, held.epoch, &durable, status).await?;
+        let consumer = Consumer::open(broker, consumer_options(options, start.sequence)).await?;
         status.set_session(held.epoch, target.replica, registration.clone());
         status.set_state(ApplierState::Running);
         let mut trimmer = Trimmer::new(broker, options);
@@ -128,6 +142,8 @@ impl<'a> Attempt<'a> {
                 catalog: Catalog::new(),
                 replica: target.replica,
             },
+            dedup,
+            rewinding: None,
             reporter: Reporter::new(broker, options, &registration, held.epoch),
             trimmer,
             batch: Batch::behind(&durable, start.keep_from),
@@ -162,6 +178,13 @@ impl<'a> Attempt<'a> {
 
     /// Applies until something goes wrong or a shutdown is asked for.
     pub(crate) async fn work(&mut self) -> Result<Infallible, Trouble> {
+        let Err(trouble) = self.work_on().await;
+        self.dedup.forget();
+        self.rewind_failed(&trouble).await;
+        Err(trouble)
+    }
+
+    async fn work_on(&mut self) -> Result<Infallible, Trouble> {
         let mut tick = tokio::time::interval(self.options.report_interval);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -193,6 +216,9 @@ impl<'a> Attempt<'a> {
             self.asked_until = Some(Instant::now() + ASKED_FOR);
             self.write_down().await?;
         }
+        if let Some(request) = Request::parse(&notification.payload) {
+            self.rewind(request).await?;
+        }
         Ok(())
     }
 
@@ -208,6 +234,7 @@ impl<'a> Attempt<'a> {
         if self.broker_there {
             self.reporter.send(&self.durable).await;
             self.trim().await;
+            self.keep_dedup().await?;
         }
         Ok(())
     }
@@ -218,12 +245,15 @@ impl<'a> Attempt<'a> {
         while let Some(delivery) = next {
             self.take(delivery).await?;
             let full = self.batch.bytes() >= self.options.batch_bytes
-                || self.batch.units().len() >= self.options.batch_transactions;
+                || self.batch.units().len() >= self.options.batch_transactions
+                || self.batch.claims().len() >= self.options.batch_transactions;
             if full || !self.closed.is_empty() {
                 break;
             }
             next = self.consumer.next().now_or_never().transpose()?;
         }
+        // Whatever is not written down yet: that it was applied before is confirmed now.
+        self.confirm().await?;
         let asked = self.asked_until.is_some_and(|until| Instant::now() < until);
         let due = self.written.elapsed() >= self.options.idle_checkpoint;
         if !self.batch.units().is_empty() || !self.closed.is_empty() || asked || due {
@@ -249,15 +279,25 @@ impl<'a> Attempt<'a> {
                 return Err(trouble);
             }
         };
+        if self.rewinding.is_some() {
+            return self.pass_again(&opened).await;
+        }
         let stood = self.machine.sequence();
         match self.machine.frame(&opened) {
             Verdict::Apply(range) => self.accept(&opened, range).await?,
-            Verdict::Progress => self.pass(&opened).await?,
-            Verdict::Duplicate => {
-                self.count_duplicate(&opened);
+            Verdict::Progress => {
+                self.claim(&opened);
                 self.pass(&opened).await?;
             }
-            Verdict::Redelivered => self.count_duplicate(&opened),
+            Verdict::Duplicate => {
+                self.count_duplicate(&opened);
+                self.claim(&opened);
+                self.pass(&opened).await?;
+            }
+            Verdict::Redelivered => {
+                self.count_duplicate(&opened);
+                self.claim(&opened);
+            }
             Verdict::Aside => {}
             Verdict::Missing => return self.missing(&opened).await,
             Verdict::Overtaken(halt) => self.overtaken(&opened, halt).await?,
@@ -286,13 +326,13 @@ impl<'a> Attempt<'a> {
                     incarnation: opened.frame.header.incarnation,
                     sequence: opened.sequence,
                 };
+                self.prove_new(&[Claim::of(&machine::entry_of(manifest))])
+                    .await?;
                 self.batch
                     .take_whole(opened, manifest.end_lsn, &self.stream);
                 self.apply_large(large).await
             }
             _ => {
-                self.status
-                    .count_duplicate_transactions(&self.options.flow, range.start as u64);
                 self.batch.take(opened, range, &self.stream);
                 Ok(())
             }
@@ -351,19 +391,10 @@ impl<'a> Attempt<'a> {
     }
 
     fn count_duplicate(&self, opened: &Delivered) {
-        let transactions = match &opened.frame.body {
-            Body::Bundle(entries) => entries.len() as u64,
-            Body::Manifest(_) => 1,
-            // A marker or heartbeat that moves nothing is no duplicate of anything.
-            Body::Genesis(_)
-            | Body::Marker(_)
-            | Body::Heartbeat(_)
-            | Body::Chunk(_)
-            | Body::Abort(_) => return,
-        };
-        self.status.count_duplicate_frame(&self.options.flow);
-        self.status
-            .count_duplicate_transactions(&self.options.flow, transactions);
+        // A marker or heartbeat that moves nothing is no duplicate of anything.
+        if matches!(opened.frame.body, Body::Bundle(_) | Body::Manifest(_)) {
+            self.status.count_duplicate_frame(&self.options.flow);
+        }
     }
 }
 

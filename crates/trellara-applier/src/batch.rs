@@ -3,7 +3,9 @@
 use std::ops::Range;
 
 use bytes::Bytes;
-use trellara_envelope::{Body, BundleEntry, Lsn, StreamSequence, TransactionIdentity};
+use trellara_envelope::{
+    Body, BundleEntry, Lsn, StreamSequence, TransactionHash, TransactionIdentity,
+};
 
 use crate::checkpoint::{Checkpoint, StreamIdentity, Transport};
 use crate::ledger::LedgerIdentity;
@@ -16,14 +18,36 @@ pub(crate) struct Batch {
     to: Checkpoint,
     keep_from: StreamSequence,
     transactions: Vec<Unit>,
+    claims: Vec<Claim>,
     bytes: usize,
     moved: bool,
+}
+
+/// A transaction that came although its place says that it was applied. Nothing moves past it
+/// before that is confirmed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Claim {
+    pub(crate) identity: TransactionIdentity,
+    pub(crate) hash: TransactionHash,
+    pub(crate) end_lsn: Lsn,
+}
+
+impl Claim {
+    pub(crate) fn of(entry: &BundleEntry) -> Self {
+        let identity = entry.identity();
+        Self {
+            identity,
+            hash: identity.hash(),
+            end_lsn: entry.end_lsn,
+        }
+    }
 }
 
 /// One whole transaction of a bundle.
 #[derive(Debug, Clone)]
 pub(crate) struct Unit {
     pub(crate) identity: TransactionIdentity,
+    pub(crate) hash: TransactionHash,
     pub(crate) end_lsn: Lsn,
     pub(crate) records: Bytes,
     /// The records of the same bundle in front of it: they describe tables for it as well.
@@ -37,7 +61,15 @@ pub(crate) struct Unit {
 impl Unit {
     pub(crate) fn ledger_identity(&self) -> LedgerIdentity {
         LedgerIdentity {
-            hash: self.identity.hash(),
+            hash: self.hash,
+            end_lsn: self.end_lsn,
+        }
+    }
+
+    pub(crate) fn claim(&self) -> Claim {
+        Claim {
+            identity: self.identity,
+            hash: self.hash,
             end_lsn: self.end_lsn,
         }
     }
@@ -50,6 +82,7 @@ impl Batch {
             to: checkpoint.clone(),
             keep_from,
             transactions: Vec::new(),
+            claims: Vec::new(),
             bytes: 0,
             moved: false,
         }
@@ -62,6 +95,21 @@ impl Batch {
 
     pub(crate) fn units(&self) -> &[Unit] {
         &self.transactions
+    }
+
+    /// What waits to be confirmed.
+    pub(crate) fn claims(&self) -> &[Claim] {
+        &self.claims
+    }
+
+    /// Takes the claims out: they are being confirmed.
+    pub(crate) fn take_claims(&mut self) -> Vec<Claim> {
+        std::mem::take(&mut self.claims)
+    }
+
+    /// These transactions are said to be applied already.
+    pub(crate) fn claim(&mut self, entries: &[BundleEntry]) {
+        self.claims.extend(entries.iter().map(Claim::of));
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -99,6 +147,8 @@ impl Batch {
         };
         let header = &delivered.frame.header;
         let payload = &delivered.frame.payload;
+        self.claims
+            .extend(entries[..range.start].iter().map(Claim::of));
         let mut at: usize = entries[..range.start].iter().map(length).sum();
         for (index, entry) in entries[range].iter().enumerate() {
             let earlier = payload.slice(..at);
@@ -108,8 +158,10 @@ impl Batch {
             self.to.source = header.source;
             self.to.end_lsn = entry.end_lsn;
             self.to.transaction_end_lsn = entry.end_lsn;
+            let identity = entry.identity();
             self.transactions.push(Unit {
-                identity: entry.identity(),
+                identity,
+                hash: identity.hash(),
                 end_lsn: entry.end_lsn,
                 records,
                 earlier,

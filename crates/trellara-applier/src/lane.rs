@@ -176,6 +176,21 @@ pub(crate) async fn take(
     raise_epoch(client, who).await
 }
 
+/// The lane as it is, its lock free and its epoch not raised: for tests of appliers that write in
+/// turn.
+pub(crate) async fn join(client: &Client, who: Claimant<'_>) -> Result<Held, Trouble> {
+    let row = client
+        .query_one(
+            "SELECT epoch FROM trellara.lane WHERE flow = $1 AND lane = $2",
+            &[&who.flow.as_str(), &lane_number(who.lane)],
+        )
+        .await?;
+    Ok(Held {
+        epoch: LaneEpoch(row.get(0)),
+        apply_lock: lock_key(who.flow.as_str(), who.lane, "apply"),
+    })
+}
+
 /// The second half of taking a lane; alone, it fences whoever holds it. For tools that must stop
 /// every applier at once, and for tests.
 pub async fn fence(client: &Client, who: Claimant<'_>) -> Result<Held, Halt> {

@@ -6,6 +6,8 @@
 //! - what may be applied next is decided by the chain rule in [`machine`], a pure function;
 //! - a transaction's rows and its [`ledger`] row commit in one target transaction, in which a
 //!   missed compare-and-set raises an error inside the server;
+//! - whether a transaction was applied is answered by the ledger alone ([`verdict`]); an identity
+//!   cache in memory spares the question where it can vouch that the answer is no;
 //! - only one applier commits on a lane: [`lane`] holds its lock and its epoch;
 //! - the stream is acknowledged, trimmed and reported on only after that commit is durable.
 //!
@@ -15,6 +17,7 @@
 mod apply;
 mod attempt;
 mod batch;
+mod cache;
 mod checkpoint;
 mod chunks;
 mod execute;
@@ -26,6 +29,7 @@ mod options;
 mod plan;
 mod position;
 mod report;
+pub mod rewind;
 mod run;
 pub mod schema;
 mod session;
@@ -48,5 +52,5 @@ pub use target::{
 pub use checkpoint::{Checkpoint, StreamIdentity, Transport};
 pub use options::{ApplierOptions, HaltPolicy, RoleReplica, Standby};
 pub use run::run;
-pub use status::{ApplierSnapshot, ApplierState, ApplierStatus, Pending};
+pub use status::{ApplierSnapshot, ApplierState, ApplierStatus, DedupSnapshot, Pending};
 pub use watch::blockers;

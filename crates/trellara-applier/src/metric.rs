@@ -1,6 +1,7 @@
 //! Names of the applier's metrics, and the few lines that set them.
 
 use metrics::{counter, gauge, histogram};
+use trellara_dedup::Stats;
 use trellara_envelope::{FlowName, Lsn, StreamSequence};
 
 /// Transactions committed in the target.
@@ -26,6 +27,26 @@ pub const LSN_APPLIED: &str = "trellara_applier_lsn_applied_bytes";
 /// Stream sequence of the last frame wholly applied.
 pub const SEQUENCE: &str = "trellara_applier_stream_sequence";
 
+/// Transactions by verdict: `applied_vouched` (the cache knew that it is new), `applied_probed` (the
+/// ledger was asked), `duplicate`.
+pub const DEDUP_VERDICTS: &str = "trellara_applier_dedup_verdicts_total";
+/// Questions asked of the ledger.
+pub const DEDUP_PROBES: &str = "trellara_applier_dedup_probes_total";
+/// Ledger rows that they read.
+pub const DEDUP_ROWS_READ: &str = "trellara_applier_dedup_rows_read_total";
+/// Transactions that the cache knew locally, each a hint that the ledger is asked about.
+pub const DEDUP_HITS: &str = "trellara_applier_dedup_hits_total";
+/// Lanes thrown out of the cache for its budget.
+pub const DEDUP_EVICTIONS: &str = "trellara_applier_dedup_evictions_total";
+/// Lanes kept out of the cache for a while.
+pub const DEDUP_SUPPRESSED: &str = "trellara_applier_dedup_suppressed_lanes";
+/// Identities in the cache.
+pub const DEDUP_IDENTITIES: &str = "trellara_applier_dedup_identities";
+/// Bytes of the cache.
+pub const DEDUP_BYTES: &str = "trellara_applier_dedup_resident_bytes";
+/// Seconds that filling the cache from the ledger took.
+pub const DEDUP_HYDRATION_SECONDS: &str = "trellara_applier_dedup_hydration_seconds";
+
 pub(crate) fn position(flow: &FlowName, end_lsn: Lsn, sequence: StreamSequence) {
     let label = [("flow", flow.to_string())];
     gauge!(LSN_APPLIED, &label).set(end_lsn.0 as f64);
@@ -46,4 +67,22 @@ pub(crate) fn count(name: &'static str, flow: &FlowName, by: u64) {
 
 pub(crate) fn halted(flow: &FlowName, code: &'static str, halted: bool) {
     gauge!(HALTED, "flow" => flow.to_string(), "code" => code).set(if halted { 1.0 } else { 0.0 });
+}
+
+pub(crate) fn verdict(flow: &FlowName, verdict: &'static str, transactions: u64) {
+    counter!(DEDUP_VERDICTS, "flow" => flow.to_string(), "verdict" => verdict)
+        .increment(transactions);
+}
+
+pub(crate) fn hydration(flow: &FlowName, seconds: f64) {
+    histogram!(DEDUP_HYDRATION_SECONDS, "flow" => flow.to_string()).record(seconds);
+}
+
+pub(crate) fn cache(flow: &FlowName, stats: &Stats) {
+    let label = [("flow", flow.to_string())];
+    counter!(DEDUP_HITS, &label).absolute(stats.hits);
+    counter!(DEDUP_EVICTIONS, &label).absolute(stats.evictions);
+    gauge!(DEDUP_SUPPRESSED, &label).set(stats.suppressed as f64);
+    gauge!(DEDUP_IDENTITIES, &label).set(stats.identities as f64);
+    gauge!(DEDUP_BYTES, &label).set(stats.resident_bytes as f64);
 }

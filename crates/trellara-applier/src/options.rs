@@ -23,6 +23,15 @@ pub struct ApplierOptions {
     pub history_age: Duration,
     /// … or until the stream holds more than this many bytes, whichever comes first.
     pub history_bytes: u64,
+    /// Bytes that the identity cache of all lanes may take; 0 keeps none and probes always.
+    pub dedup_memory: u64,
+    /// How long identities stay in the ledger, by the target's clock; never shorter than the stream
+    /// may deliver their transactions again.
+    pub dedup_window: Duration,
+    /// For tests: neither holds the lane's lock nor raises its epoch, so that two appliers write in
+    /// turn.
+    #[doc(hidden)]
+    pub interleaved: bool,
     /// Whether to run under `session_replication_role = replica`, so that the target's ordinary
     /// triggers and foreign keys do not fire again for what the source already decided.
     pub role_replica: RoleReplica,
@@ -79,6 +88,9 @@ impl ApplierOptions {
     /// Default of [`ApplierOptions::batch_transactions`].
     pub const BATCH_TRANSACTIONS: usize = 4096;
 
+    /// Default of [`ApplierOptions::dedup_memory`]: the identities of about 29 million transactions.
+    pub const DEDUP_MEMORY: u64 = 512 << 20;
+
     /// Every default for one flow and target.
     pub fn new(flow: FlowName, target: ConnectOptions) -> Self {
         Self {
@@ -89,6 +101,9 @@ impl ApplierOptions {
             batch_transactions: Self::BATCH_TRANSACTIONS,
             history_age: Duration::from_secs(3600),
             history_bytes: 1 << 30,
+            dedup_memory: Self::DEDUP_MEMORY,
+            dedup_window: Duration::from_secs(7200),
+            interleaved: false,
             role_replica: RoleReplica::Auto,
             standby: Standby::Wait,
             halt: HaltPolicy::Stay,

@@ -9,6 +9,7 @@ use trellara_envelope::Halt;
 use trellara_jetstream::Broker;
 
 use crate::attempt::Attempt;
+use crate::cache::SharedCache;
 use crate::metric;
 use crate::options::{ApplierOptions, HaltPolicy};
 use crate::session::TargetSession;
@@ -38,12 +39,20 @@ pub async fn run(
     status: Arc<ApplierStatus>,
 ) -> Result<(), Halt> {
     let instance = random_uuid();
+    let cache = SharedCache::new(options.dedup_memory, options.dedup_window);
     let mut backoff = Backoff::new(RETRY_MIN, RETRY_MAX);
     let mut probe = Backoff::new(PROBE.0, PROBE.1);
     let mut halted: Option<&'static str> = None;
     loop {
         let before = status.progress();
-        let ended = attempt(&options, &broker, &cancel, &status, &instance).await;
+        let ended = attempt(
+            &options,
+            &broker,
+            &cancel,
+            &status,
+            (&instance, cache.clone()),
+        )
+        .await;
         if status.progress() != before {
             backoff.reset();
             probe.reset();
@@ -91,7 +100,7 @@ async fn attempt(
     broker: &Broker,
     cancel: &CancellationToken,
     status: &ApplierStatus,
-    instance: &str,
+    who: (&str, SharedCache),
 ) -> Trouble {
     if cancel.is_cancelled() {
         return Trouble::Cancelled;
@@ -100,7 +109,7 @@ async fn attempt(
         let (target, watch) = TargetSession::connect(options).await?;
         status.set_target_session(&target.session);
         let watched = async {
-            let beginning = Attempt::begin(target, options, broker, cancel, status, instance);
+            let beginning = Attempt::begin(target, options, broker, cancel, status, who);
             let mut attempt = Box::pin(beginning).await?;
             Box::pin(attempt.work()).await
         };

@@ -6,15 +6,20 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use crate::metric;
+pub use dedup::DedupSnapshot;
+use dedup::DedupStatus;
 use trellara_envelope::{
     FlowName, Halt, Incarnation, LaneEpoch, Lsn, StreamSequence, TransactionIdentity,
 };
 use trellara_postgres::Session;
 
+mod dedup;
+
 /// The status of one applier; cheap to write, read at any time from any thread.
 #[derive(Debug, Default)]
 pub struct ApplierStatus {
     slow: Mutex<Slow>,
+    dedup: DedupStatus,
     lsn_applied: AtomicU64,
     lsn_flushed: AtomicU64,
     sequence: AtomicU64,
@@ -139,6 +144,8 @@ pub struct ApplierSnapshot {
     pub delivery_gaps: u64,
     /// Positional frames below this sequence were removed from the stream by this process.
     pub trimmed_to: StreamSequence,
+    /// What deduplication did.
+    pub dedup: DedupSnapshot,
 }
 
 impl ApplierStatus {
@@ -164,12 +171,17 @@ impl ApplierStatus {
             retries: self.retries.load(Relaxed),
             delivery_gaps: self.delivery_gaps.load(Relaxed),
             trimmed_to: StreamSequence(self.trimmed_to.load(Relaxed)),
+            dedup: self.dedup.snapshot(),
         }
     }
 
     /// Whether the applier is ready to be counted on: running, with nothing wrong.
     pub fn is_ready(&self) -> bool {
         matches!(self.slow().state, ApplierState::Running)
+    }
+
+    pub(crate) fn dedup(&self) -> &DedupStatus {
+        &self.dedup
     }
 
     pub(crate) fn set_state(&self, state: ApplierState) {
@@ -265,6 +277,7 @@ impl ApplierStatus {
         if transactions > 0 {
             self.duplicate_transactions.fetch_add(transactions, Relaxed);
             metric::count(metric::DUPLICATE_TRANSACTIONS, flow, transactions);
+            metric::verdict(flow, "duplicate", transactions);
         }
     }
 

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use trellara_applier::{ApplierSnapshot, ApplierState};
+use trellara_applier::{ApplierSnapshot, ApplierState, DedupSnapshot};
 use trellara_envelope::{FlowName, Halt, Lsn};
 use trellara_relay::{RelayState, StatusSnapshot};
 
@@ -160,6 +160,12 @@ impl DaemonReport {
             ("duplicate_transactions", applier.duplicate_transactions),
             ("retries", applier.retries),
             ("delivery_gaps", applier.delivery_gaps),
+            ("applied_vouched", applier.dedup.applied_vouched),
+            ("applied_probed", applier.dedup.applied_probed),
+            ("probes", applier.dedup.probes),
+            ("probe_rows", applier.dedup.rows_read),
+            ("cache_hits", applier.dedup.hits),
+            ("cache_evictions", applier.dedup.evictions),
         ];
         let mut details = BTreeMap::from([
             ("epoch".to_owned(), applier.epoch.to_string()),
@@ -171,6 +177,7 @@ impl DaemonReport {
         if let Some(target) = &applier.target {
             details.insert("target".to_owned(), target.clone());
         }
+        details.extend(cache_details(&applier.dedup));
         Self {
             role: "applier".to_owned(),
             flow: flow.to_string(),
@@ -215,6 +222,24 @@ impl DaemonReport {
             .map(|(stage, lsn)| (stage, received.bytes_since(lsn)))
             .collect()
     }
+}
+
+/// The state of the identity cache.
+fn cache_details(dedup: &DedupSnapshot) -> Vec<(String, String)> {
+    if dedup.state.is_empty() {
+        return Vec::new();
+    }
+    let seconds = format!("{:.3}", dedup.hydration.as_secs_f64());
+    [
+        ("cache", dedup.state.to_owned()),
+        ("cache_identities", dedup.identities.to_string()),
+        ("cache_bytes", dedup.resident_bytes.to_string()),
+        ("cache_suppressed_lanes", dedup.suppressed_lanes.to_string()),
+        ("cache_hydrations", dedup.hydrations.to_string()),
+        ("cache_hydration_seconds", seconds),
+    ]
+    .map(|(name, value)| (name.to_owned(), value))
+    .into()
 }
 
 fn position(lsn: Lsn) -> Option<String> {

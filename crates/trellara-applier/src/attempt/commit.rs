@@ -18,9 +18,11 @@ use crate::trouble::Trouble;
 impl Attempt<'_> {
     /// Commits the batch. Without transactions in it this writes down progress alone.
     pub(super) async fn write_down(&mut self) -> Result<(), Trouble> {
+        self.confirm().await?;
         if !self.batch.moved() {
             return Ok(());
         }
+        self.prove_batch_new().await?;
         self.status.begin(Work::Batch(self.batch.units().len()));
         let written = self.commit_batch().await;
         self.status.end();
@@ -170,7 +172,9 @@ impl Attempt<'_> {
         self.reporter.send(&self.durable).await;
     }
 
-    fn count(&self, committed: &Committed) {
+    /// What is committed is known, and counted.
+    fn count(&mut self, committed: &Committed) {
+        self.learn(committed);
         if committed.transactions > 0 {
             self.status.count_batch(
                 &self.options.flow,

@@ -17,7 +17,8 @@ use trellara_applier::{
 use trellara_envelope::{
     Body, BundleEntry, Chunk, CommitTime, FlowName, Frame, FrameDigest, FrameOrdinal, Genesis,
     Halt, Header, Heartbeat, Incarnation, Lane, LedgerOrdinal, Lsn, Manifest, Marker, Oid,
-    PositionReport, RunningDigest, SourceHistory, StreamSequence, SystemId, Timeline, Xid, records,
+    PositionReport, RunningDigest, SourceHistory, StreamSequence, SystemId, Timeline,
+    TransactionIdentity, Xid, records,
 };
 use trellara_jetstream::publish::{Outcome, Outgoing, Publisher};
 use trellara_jetstream::topology::{self, StreamSpec};
@@ -182,6 +183,16 @@ pub(crate) fn genesis_checkpoint(flow: &FlowName) -> Checkpoint {
     }
 }
 
+/// The identity of the transaction that [`Flow::bundle`] lets end there.
+pub(crate) fn identity_of(end: u64) -> TransactionIdentity {
+    TransactionIdentity {
+        source: history().source(),
+        commit_lsn: Lsn(end - 8),
+        xid: Xid(end as u32),
+        commit_time: CommitTime(end as i64),
+    }
+}
+
 /// The records of a transaction that inserts `(id, 'x')` for each id.
 pub(crate) fn inserts(ids: &[i32], xid: Option<u32>) -> Vec<u8> {
     inserts_of("x", ids, xid)
@@ -236,6 +247,8 @@ pub(crate) struct Flow {
     pub(crate) position: u64,
     /// Where the oldest open transaction begins, when there is one.
     pub(crate) open_from: Option<u64>,
+    /// Transactions from here on have commit times of another course of events.
+    pub(crate) other_course: i64,
     reports: CoreSubscription,
 }
 
@@ -272,6 +285,7 @@ impl Flow {
             previous: FrameDigest::default(),
             position: 0x100,
             open_from: None,
+            other_course: 0,
             reports,
         };
         let genesis = flow.genesis().await;
@@ -328,7 +342,7 @@ impl Flow {
                 commit_lsn: Lsn(end - 8),
                 end_lsn: Lsn(end),
                 xid: Xid(end as u32),
-                commit_time: CommitTime(end as i64),
+                commit_time: CommitTime(end as i64 + self.other_course),
                 bytes: records.len() as u32,
                 changes: ids.len() as u32,
             });

@@ -1,11 +1,13 @@
 //! The applier against real servers.
 
+mod dedup;
 mod execute;
 mod flow;
 mod lanes;
 mod ledger;
 mod probing;
 mod reads;
+mod rewind;
 mod stall;
 mod stream;
 mod trim;

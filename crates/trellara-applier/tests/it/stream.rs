@@ -8,7 +8,7 @@ use trellara_envelope::{FrameDigest, HaltCode, Lane, LaneEpoch, Lsn, StreamSeque
 use trellara_jetstream::read::Reader;
 use trellara_jetstream::topology;
 
-use crate::flow::Flow;
+use crate::flow::{Flow, identity_of};
 
 #[tokio::test]
 async fn transactions_arrive_whole_in_order_and_once_on_15() {
@@ -75,7 +75,7 @@ async fn c21_checkpoint_inside_a_bundle() {
     to.transport.digest = marker;
     let identities: Vec<LedgerIdentity> = [0x110, 0x120]
         .map(|end: u64| LedgerIdentity {
-            hash: trellara_envelope::TransactionHash::of(&end.to_be_bytes()),
+            hash: identity_of(end).hash(),
             end_lsn: Lsn(end),
         })
         .to_vec();

@@ -66,6 +66,8 @@ pub(crate) fn component(config: &Config, broker: Broker) -> Component {
 fn options(config: &Config) -> ApplierOptions {
     let mut options = ApplierOptions::new(config.flow.clone(), link::target_options(config));
     options.batch_bytes = usize::try_from(config.process.batch_bytes).unwrap_or(usize::MAX);
+    options.dedup_memory = config.process.dedup.memory;
+    options.dedup_window = config.process.dedup.window;
     options.history_age = config.nats.history.age;
     options.history_bytes = config.nats.history.bytes;
     options.role_replica = match config.process.role_replica {

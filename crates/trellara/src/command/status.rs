@@ -6,6 +6,7 @@ use crate::config::duration;
 use crate::context::Context;
 use crate::daemon_reports::first_halt;
 use crate::exit::{Exit, Failure};
+use crate::report::DaemonReport;
 use crate::survey::{self, Part, Survey};
 use crate::telemetry::{self, LogFormat};
 
@@ -98,12 +99,28 @@ fn text(survey: &Survey) -> String {
     for daemon in &survey.daemons {
         let ready = if daemon.ready { "ready" } else { "not ready" };
         lines.push(format!("  {:<8} {}, {ready}", daemon.role, daemon.state));
+        lines.extend(cache_line(daemon));
     }
     if !survey.blocked_by.is_empty() {
         lines.push(String::new());
         lines.extend(survey.blocked_by.iter().map(|block| format!("  ! {block}")));
     }
     lines.join("\n")
+}
+
+/// Whether the applier answers "already applied?" from memory, and what that took so far.
+fn cache_line(daemon: &DaemonReport) -> Option<String> {
+    let state = daemon.details.get("cache")?;
+    let detail = |name: &str| daemon.details.get(name)?.parse::<u64>().ok();
+    let counter = |name: &str| daemon.counters.get(name).copied().unwrap_or_default();
+    Some(format!(
+        "  cache    {state}: {} transactions in {}; {} probes for {} applied and {} duplicates",
+        detail("cache_identities").unwrap_or_default(),
+        bytes_text(detail("cache_bytes").unwrap_or_default()),
+        counter("probes"),
+        counter("transactions"),
+        counter("duplicate_transactions"),
+    ))
 }
 
 fn slot_line(survey: &Survey) -> Option<String> {

@@ -30,6 +30,15 @@ pub(crate) const LISTEN_APPLIER: &str = "127.0.0.1:9465";
 /// thousands of rows, small enough to keep the applier within its memory bar.
 pub(crate) const BATCH_BYTES: u64 = 1 << 20;
 
+/// The identities of about 29 million transactions, which is hours at full speed and months of most
+/// flows.
+pub(crate) const DEDUP_MEMORY: u64 = 512 << 20;
+/// Below it the cache could not hold one block of each generation.
+pub(crate) const DEDUP_MEMORY_LEAST: u64 = 1 << 20;
+/// Identities outlive what the stream can deliver again by as much once more, and by an hour where
+/// the history is shorter: a relay that begins anew sends what its slot still has.
+pub(crate) const DEDUP_WINDOW_LEAST: Duration = Duration::from_secs(3600);
+
 /// No progress although there is something to do for this long turns readiness red: longer than
 /// a broker election or a target restart.
 pub(crate) const STALL_TIMEOUT: Duration = Duration::from_secs(30);

@@ -324,17 +324,17 @@ pub(crate) const KEYS: &[Key] = &[
         "halt",
         "What a change of the source's tables does.",
     ),
-    later(
+    now(
         "dedup.memory",
         "size",
-        "64MiB",
-        "Budget of the identity cache.",
+        Some("512MiB"),
+        "Budget of the identity cache, at least 1MiB: about 18 bytes for each transaction of the window. Too little costs questions to the target, never a wrong answer.",
     ),
-    later(
+    now(
         "dedup.window",
-        "duration",
-        "7d",
-        "How long identities stay in the ledger.",
+        "auto | duration",
+        Some("auto"),
+        "How long identities stay in the target's ledger. auto: twice the age in nats.history, at least 1h; never less than that age, because the stream can deliver that long.",
     ),
     later("lanes", "number", "1", "Ordered sequences inside the flow."),
     now(

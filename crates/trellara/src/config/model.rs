@@ -26,11 +26,21 @@ pub(crate) struct Process {
     /// `backfill.mode: none`: the operator says that the target was loaded by other means.
     pub(crate) rows_loaded_elsewhere: bool,
     pub(crate) batch_bytes: u64,
+    pub(crate) dedup: Dedup,
     /// Whether to apply under the replica role; `None` where the role may.
     pub(crate) role_replica: Option<bool>,
     pub(crate) stall_timeout: Duration,
     pub(crate) shutdown_timeout: Duration,
     pub(crate) on_halt: OnHalt,
+}
+
+/// The identity cache and its ledger.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Dedup {
+    /// Budget of the cache, bytes.
+    pub(crate) memory: u64,
+    /// How long identities stay in the target's ledger.
+    pub(crate) window: Duration,
 }
 
 /// The source.

@@ -12,10 +12,11 @@ use trellara_source::publication::{Partitions, TablePattern};
 use super::file::{
     FileConfig, NatsSection, Node, SourceSection, TargetSection, Written, WrittenList,
 };
-use super::model::{AcknowledgeSetting, Config, Listen, OnHalt, Process, Source, Target};
+use super::model::{AcknowledgeSetting, Config, Dedup, Listen, OnHalt, Process, Source, Target};
 use super::{
-    Available, BATCH_BYTES, ConfigError, ConfigErrors, EnvironmentMap, KEYS, SHUTDOWN_GRACE,
-    SHUTDOWN_TIMEOUT, STALL_TIMEOUT, SecretFiles, nats, quantity,
+    Available, BATCH_BYTES, ConfigError, ConfigErrors, DEDUP_MEMORY, DEDUP_MEMORY_LEAST,
+    DEDUP_WINDOW_LEAST, EnvironmentMap, KEYS, SHUTDOWN_GRACE, SHUTDOWN_TIMEOUT, STALL_TIMEOUT,
+    SecretFiles, nats, quantity,
 };
 
 /// Collects errors, so that one run names them all.
@@ -102,7 +103,7 @@ pub(super) fn resolve(
         secrets.nats,
         &mut problems,
     );
-    let process = resolve_process(file, &mut problems);
+    let process = resolve_process(file, nats.history.age, &mut problems);
     let (Some(source), Some(connect), true) = (source, target_connect, problems.0.is_empty())
     else {
         return Err(ConfigErrors(problems.0));
@@ -277,7 +278,7 @@ fn slot(section: &SourceSection, flow: &FlowName, problems: &mut Problems) -> St
     slot
 }
 
-fn resolve_process(file: &FileConfig, problems: &mut Problems) -> Process {
+fn resolve_process(file: &FileConfig, history: Duration, problems: &mut Problems) -> Process {
     let apply = file.apply.as_ref();
     let stall = file.stall_timeout.as_ref();
     let shutdown = file.shutdown_timeout.as_ref();
@@ -290,6 +291,7 @@ fn resolve_process(file: &FileConfig, problems: &mut Problems) -> Process {
             BATCH_BYTES,
             |text| quantity::bytes(text).and_then(|bytes| within(bytes, 64 << 10, 256 << 20)),
         ),
+        dedup: dedup(file, history, problems),
         role_replica: problems.parsed(
             "apply.role_replica",
             apply.and_then(|apply| apply.role_replica.as_ref()),
@@ -306,6 +308,45 @@ fn resolve_process(file: &FileConfig, problems: &mut Problems) -> Process {
         on_halt: problems.parsed("halt", file.halt.as_ref(), OnHalt::Stay, |text| {
             choose(text, &[("stay", OnHalt::Stay), ("exit", OnHalt::Exit)])
         }),
+    }
+}
+
+/// The window may be longer than what the stream can deliver again, never shorter.
+fn dedup(file: &FileConfig, history: Duration, problems: &mut Problems) -> Dedup {
+    let section = file.dedup.as_ref();
+    let auto = (history * 2).max(DEDUP_WINDOW_LEAST);
+    Dedup {
+        memory: problems.parsed(
+            "dedup.memory",
+            section.and_then(|dedup| dedup.memory.as_ref()),
+            DEDUP_MEMORY,
+            |text| {
+                quantity::bytes(text).and_then(|bytes| within(bytes, DEDUP_MEMORY_LEAST, 1 << 40))
+            },
+        ),
+        window: problems.parsed(
+            "dedup.window",
+            section.and_then(|dedup| dedup.window.as_ref()),
+            auto,
+            |text| match text {
+                "auto" => Ok(auto),
+                _ => quantity::duration(text).and_then(|window| at_least(window, history)),
+            },
+        ),
+    }
+}
+
+fn at_least(window: Duration, history: Duration) -> Result<Duration, String> {
+    const MOST: Duration = Duration::from_secs(3650 * 86_400);
+    if window < history {
+        Err(format!(
+            "{window:?} is shorter than the age in nats.history ({history:?}), for which the \
+             stream can deliver a transaction again"
+        ))
+    } else if window > MOST {
+        Err("more than ten years".to_owned())
+    } else {
+        Ok(window)
     }
 }
 

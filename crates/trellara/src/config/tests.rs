@@ -269,3 +269,32 @@ fn scalars_stay_the_text_that_was_written() {
     assert!(config.nats.durable);
     assert_eq!(config.nats.replicas, 3);
 }
+
+#[test]
+fn identities_stay_at_least_as_long_as_the_stream_may_deliver_them() {
+    let window = |text: &str| {
+        let config = resolved(&format!("{SMALLEST}{text}"), &[]).expect("resolves");
+        config.process.dedup.window
+    };
+    let hour = std::time::Duration::from_secs(3600);
+    assert_eq!(window(""), hour * 2, "twice the default history");
+    assert_eq!(window("nats: {history: 6h}\n"), hour * 12);
+    assert_eq!(window("nats: {history: 5m}\n"), hour, "never below an hour");
+    let as_long = "nats: {history: 3h}\ndedup: {window: 3h}\n";
+    assert_eq!(window(as_long), hour * 3);
+    assert_eq!(window("dedup: {window: 30d}\n"), hour * 24 * 30);
+    let shorter = format!("{SMALLEST}nats: {{history: 3h}}\ndedup: {{window: 2h}}\n");
+    let text = refused(&shorter, &[]);
+    assert!(
+        text.contains("dedup.window") && text.contains("nats.history"),
+        "{text}"
+    );
+}
+
+#[test]
+fn the_identity_cache_has_a_least_size() {
+    let text = refused(&format!("{SMALLEST}dedup: {{memory: 1000KiB}}\n"), &[]);
+    assert!(text.contains("dedup.memory"), "{text}");
+    let config = resolved(&format!("{SMALLEST}dedup: {{memory: 1MiB}}\n"), &[]);
+    assert_eq!(config.expect("resolves").process.dedup.memory, 1 << 20);
+}

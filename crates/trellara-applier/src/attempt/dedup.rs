@@ -1,0 +1,367 @@
+//! Whether a transaction was applied: asked of the cache where it can vouch, else of the ledger.
+//!
+//! Three layers, one authority. A transaction that stands in the batch in flight follows its
+//! outcome; the cache says "none of these was applied" or nothing; everything else is read from the
+//! ledger, and what the ledger and the source's order disagree about stops the lane (C33).
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use trellara_envelope::{
+    Body, Halt, HaltCode, LaneEpoch, LedgerOrdinal, Lsn, StreamSequence, SystemId, TransactionHash,
+};
+
+use super::Attempt;
+use crate::apply::Committed;
+use crate::batch::Claim;
+use crate::cache::{LaneCache, SharedCache, Vouch};
+use crate::checkpoint::Checkpoint;
+use crate::ledger::probe::{Asked, Found, Prober};
+use crate::ledger::prune::{self, Bounds};
+use crate::ledger::watermark::{self, Watermark};
+use crate::machine::{self, Delivered};
+use crate::options::ApplierOptions;
+use crate::position;
+use crate::session::TargetSession;
+use crate::status::ApplierStatus;
+use crate::trouble::Trouble;
+use crate::verdict::{Answer, Known, verdict};
+
+/// Between two prunings, when the one before left nothing.
+const PRUNE_EVERY: Duration = Duration::from_secs(60);
+/// No ordinal: look in the whole ledger.
+const NOWHERE: LedgerOrdinal = LedgerOrdinal(-1);
+
+/// What an attempt knows of its lane's past.
+pub(super) struct Dedup {
+    cache: LaneCache,
+    prober: Prober,
+    epoch: LaneEpoch,
+    /// Read when first needed, and after each pruning anew.
+    watermark: Option<(SystemId, Option<Watermark>)>,
+    prune_at: Instant,
+    /// Whether the cache vouched for the batch that is being committed.
+    vouched: bool,
+}
+
+impl Dedup {
+    /// With the lane taken and its checkpoint read: nobody else writes there from here on, and
+    /// nothing that was known before this connect counts (C43).
+    pub(super) async fn begin(
+        target: &TargetSession,
+        options: &ApplierOptions,
+        shared: SharedCache,
+        epoch: LaneEpoch,
+        durable: &Checkpoint,
+        status: &ApplierStatus,
+    ) -> Result<Self, Trouble> {
+        let (flow, lane) = (&options.flow, options.lane);
+        let mut cache = LaneCache::bind(shared, flow, lane, epoch, durable.source.system);
+        let prober = Prober::prepare(target.client(), flow, lane).await?;
+        hydrate(&mut cache, target, options, durable, status).await?;
+        Ok(Self {
+            cache,
+            prober,
+            epoch,
+            watermark: None,
+            prune_at: Instant::now(),
+            vouched: false,
+        })
+    }
+
+    /// Whatever ended the attempt, the next one begins without a vouch.
+    pub(super) fn forget(&self) {
+        self.cache.forget();
+    }
+}
+
+/// Fills the cache, if it wants to be.
+async fn hydrate(
+    cache: &mut LaneCache,
+    target: &TargetSession,
+    options: &ApplierOptions,
+    durable: &Checkpoint,
+    status: &ApplierStatus,
+) -> Result<(), Trouble> {
+    let hydrated = cache.hydrate(target.client(), durable).await?;
+    if let Some(hydrated) = hydrated {
+        status.dedup().hydrated(&options.flow, hydrated.elapsed);
+        tracing::info!(
+            flow = %options.flow, identities = hydrated.identities,
+            seconds = hydrated.elapsed.as_secs_f64(), "read the ledger into the identity cache"
+        );
+    }
+    show(cache, options, status);
+    Ok(())
+}
+
+fn show(cache: &LaneCache, options: &ApplierOptions, status: &ApplierStatus) {
+    let (state, stats) = cache.figures();
+    status.dedup().set_cache(&options.flow, state, &stats);
+}
+
+impl Attempt<'_> {
+    /// Gathers the claims of a frame that was applied already by its place. They are confirmed
+    /// together, after at most a batch of them.
+    pub(super) fn claim(&mut self, opened: &Delivered) {
+        match &opened.frame.body {
+            Body::Bundle(entries) => self.batch.claim(entries),
+            Body::Manifest(manifest) => self.batch.claim(&[machine::entry_of(manifest)]),
+            Body::Genesis(_)
+            | Body::Marker(_)
+            | Body::Heartbeat(_)
+            | Body::Chunk(_)
+            | Body::Abort(_) => {}
+        }
+    }
+
+    /// Confirms that what came again was applied, before anything moves past it. One that stands in
+    /// the batch in flight follows its outcome; the others are asked of the ledger, all at once.
+    pub(super) async fn confirm(&mut self) -> Result<(), Trouble> {
+        let claims = self.batch.take_claims();
+        if claims.is_empty() {
+            return Ok(());
+        }
+        let in_flight: HashSet<TransactionHash> =
+            self.batch.units().iter().map(|unit| unit.hash).collect();
+        let asked: Vec<Asked> = claims
+            .iter()
+            .filter(|claim| !in_flight.contains(&claim.hash))
+            .map(asked)
+            .collect();
+        let found = self.probe(&asked, NOWHERE).await?;
+        for claim in &claims {
+            let in_ledger =
+                in_flight.contains(&claim.hash) || found.ordinals.contains_key(&claim.hash);
+            if !in_ledger {
+                self.explain_missing(claim).await?;
+            }
+        }
+        let flow = &self.options.flow;
+        self.status
+            .count_duplicate_transactions(flow, claims.len() as u64);
+        Ok(())
+    }
+
+    /// A transaction that ends at or below the checkpoint and is not in the ledger.
+    async fn explain_missing(&mut self, claim: &Claim) -> Result<(), Trouble> {
+        let known = |watermark: Option<Watermark>| Known {
+            at_or_below_checkpoint: true,
+            in_ledger: false,
+            held: false,
+            at_or_below_watermark: watermark.is_some_and(|mark| claim.end_lsn <= mark.end_lsn),
+        };
+        let system = claim.identity.source.system;
+        let mut answer = verdict(known(self.watermark(system, false).await?));
+        if matches!(answer, Answer::Halt(_)) {
+            // Never halt over what was pruned a moment ago.
+            answer = verdict(known(self.watermark(system, true).await?));
+        }
+        match answer {
+            Answer::Duplicate | Answer::Held => Ok(()),
+            Answer::Apply => Err(contradiction(claim, HaltCode::State, None).into()),
+            Answer::Halt(code) => Err(contradiction(claim, code, None).into()),
+        }
+    }
+
+    async fn watermark(
+        &mut self,
+        system: SystemId,
+        anew: bool,
+    ) -> Result<Option<Watermark>, Trouble> {
+        if let Some((of, watermark)) = self.dedup.watermark
+            && of == system
+            && !anew
+        {
+            return Ok(watermark);
+        }
+        let (flow, lane) = (&self.options.flow, self.options.lane);
+        let read = watermark::read(self.target.client(), flow, lane, system).await?;
+        self.dedup.watermark = Some((system, read));
+        Ok(read)
+    }
+
+    /// Makes sure that none of the batch's transactions was applied: the cache vouches, or the
+    /// ledger is asked.
+    pub(super) async fn prove_batch_new(&mut self) -> Result<(), Trouble> {
+        let claims: Vec<Claim> = self.batch.units().iter().map(|unit| unit.claim()).collect();
+        self.prove_new(&claims).await
+    }
+
+    pub(super) async fn prove_new(&mut self, fresh: &[Claim]) -> Result<(), Trouble> {
+        let Some(lowest) = fresh.iter().map(|one| one.end_lsn).min() else {
+            return Ok(());
+        };
+        let hashes = fresh.iter().map(|one| one.hash);
+        let vouch = self.dedup.cache.vouch(hashes, lowest, &self.durable);
+        self.dedup.vouched = vouch == Vouch::None;
+        let (behind, hits) = match vouch {
+            Vouch::None => return Ok(()),
+            Vouch::Probe(behind) => (behind, Vec::new()),
+            Vouch::Hits(hits) => (NOWHERE, hits),
+        };
+        let all: Vec<Asked> = fresh.iter().map(asked).collect();
+        let mut found = self.probe(&all, behind).await?;
+        if found.ordinals.is_empty() && !hits.is_empty() {
+            // The cache knows it and the index does not find it: do its rows lie about their ends?
+            let known: Vec<Asked> = hits.iter().map(|index| all[*index]).collect();
+            found = self
+                .dedup
+                .prober
+                .search(self.target.client(), &known)
+                .await?;
+            self.count_probe(&found);
+            self.dedup.forget();
+        }
+        for one in fresh {
+            let known = Known {
+                at_or_below_checkpoint: false,
+                in_ledger: found.ordinals.contains_key(&one.hash),
+                held: false,
+                at_or_below_watermark: false,
+            };
+            match verdict(known) {
+                Answer::Apply => {}
+                Answer::Duplicate | Answer::Held => {
+                    return Err(contradiction(one, HaltCode::State, None).into());
+                }
+                Answer::Halt(code) => {
+                    let ordinal = found.ordinals.get(&one.hash).copied();
+                    return Err(contradiction(one, code, ordinal).into());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn probe(&self, asked: &[Asked], behind: LedgerOrdinal) -> Result<Found, Trouble> {
+        if asked.is_empty() {
+            return Ok(Found::default());
+        }
+        let found = self
+            .dedup
+            .prober
+            .probe(self.target.client(), asked, behind)
+            .await?;
+        self.count_probe(&found);
+        Ok(found)
+    }
+
+    fn count_probe(&self, found: &Found) {
+        self.status
+            .dedup()
+            .probed(&self.options.flow, found.rows, found.ordinals.len() as u64);
+    }
+
+    /// What was committed behind the checkpoint is known from here on.
+    pub(super) fn learn(&mut self, committed: &Committed) {
+        // Progress without transactions takes one ordinal as well.
+        let taken = committed.identities.len().max(1) as i64;
+        self.dedup.cache.learn(
+            LedgerOrdinal(committed.checkpoint.ordinal.0 - taken),
+            &committed.identities,
+            &committed.checkpoint,
+            committed.applied_at_us,
+        );
+        self.status.dedup().applied(
+            &self.options.flow,
+            committed.transactions,
+            self.dedup.vouched,
+        );
+    }
+
+    /// Fills the cache again where it lost something, and prunes the ledger when it is time.
+    pub(super) async fn keep_dedup(&mut self) -> Result<(), Trouble> {
+        hydrate(
+            &mut self.dedup.cache,
+            &self.target,
+            self.options,
+            &self.durable,
+            self.status,
+        )
+        .await?;
+        if Instant::now() < self.dedup.prune_at {
+            return Ok(());
+        }
+        self.dedup.prune_at = Instant::now() + PRUNE_EVERY;
+        let Some(up_to) = self.redeliverable().await? else {
+            return Ok(());
+        };
+        let bounds = Bounds {
+            flow: &self.options.flow,
+            lane: self.options.lane,
+            epoch: self.dedup.epoch,
+            window: self.options.dedup_window,
+            up_to,
+            system: self.durable.source.system,
+        };
+        match prune::prune(self.target.client(), bounds).await {
+            Ok(pruned) => {
+                if pruned.rows > 0 {
+                    self.dedup.watermark = None;
+                    tracing::debug!(rows = pruned.rows, %up_to, "pruned the ledger");
+                }
+                if pruned.rows >= prune::PIECE.unsigned_abs().into() {
+                    self.dedup.prune_at = Instant::now();
+                }
+                self.dedup.cache.expire(pruned.now_us);
+            }
+            Err(error) => {
+                let error = trellara_postgres::fault(&error);
+                tracing::warn!(%error, "the ledger was not pruned; trying again");
+            }
+        }
+        Ok(())
+    }
+
+    /// Below this position the stream delivers no transaction again; `None` when it cannot be
+    /// told. Markers and heartbeats hold none, however old the one that is kept.
+    async fn redeliverable(&self) -> Result<Option<Lsn>, Trouble> {
+        let subject = self.options.flow.transactions_subject(self.options.lane);
+        let first = match self.reader.next_on(&subject, StreamSequence(1)).await {
+            Ok(first) => first,
+            Err(error) if error.is_passing() => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let Some(first) = first else {
+            return Ok(Some(self.durable.end_lsn));
+        };
+        let frame = position::decode(&first.payload, first.sequence)?;
+        let ours = frame.header.source.system == self.durable.source.system;
+        let follows = frame.header.follows.min(self.durable.end_lsn);
+        Ok(ours.then_some(follows))
+    }
+}
+
+fn asked(claim: &Claim) -> Asked {
+    Asked {
+        hash: claim.hash,
+        end_lsn: claim.end_lsn,
+        system: claim.identity.source.system,
+    }
+}
+
+/// The ledger and the source's order disagree about a transaction.
+fn contradiction(claim: &Claim, code: HaltCode, ordinal: Option<LedgerOrdinal>) -> Halt {
+    let (identity, end) = (claim.identity, claim.end_lsn);
+    match ordinal {
+        Some(ordinal) => Halt::new(
+            code,
+            format!(
+                "transaction {identity} ends at {end}, beyond the checkpoint, and yet the ledger \
+                 says that it was applied (ordinal {ordinal})"
+            ),
+            "was trellara.applied changed by hand, or restored in part? Restore the whole target, \
+             or copy the tables anew",
+        ),
+        None => Halt::new(
+            code,
+            format!(
+                "transaction {identity} ends at {end}, which the target has passed, but it was \
+                 never applied: another course of events was applied in its place"
+            ),
+            "source and broker were set back together and the target was not? Set it back with \
+             them, or copy the tables anew",
+        ),
+    }
+}

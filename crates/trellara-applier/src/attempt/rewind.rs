@@ -1,0 +1,165 @@
+//! Reading again what was applied, because an operator asked for it: everything is confirmed to be
+//! in the ledger and skipped, nothing moves and nothing is written.
+
+use std::time::Instant;
+
+use trellara_envelope::{Body, FrameDigest, Incarnation, StreamSequence};
+
+use super::{Attempt, filters};
+use crate::machine::{self, Delivered};
+use crate::rewind::{Answer, Report, Request, answer_channel};
+use crate::trouble::Trouble;
+
+/// A rewind under way.
+pub(super) struct Rewinding {
+    token: String,
+    /// The frame where the lane stood.
+    until: (StreamSequence, FrameDigest),
+    /// The newest writer read again so far.
+    incarnation: Incarnation,
+    began: Instant,
+    report: Report,
+}
+
+impl Attempt<'_> {
+    /// Moves the consumer to the oldest frame of the stream.
+    pub(super) async fn rewind(&mut self, request: Request) -> Result<(), Trouble> {
+        let token = request.token;
+        if self.rewinding.is_some() {
+            let reason = "another rewind is still running".to_owned();
+            return self.answer(&token, &Answer::Failed { reason }).await;
+        }
+        // Afterwards nothing is in flight, and whatever comes again was applied.
+        self.write_down().await?;
+        let Some(until) = self.machine.seen() else {
+            let reason = "no frame was read since the stream was replaced".to_owned();
+            return self.answer(&token, &Answer::Failed { reason }).await;
+        };
+        let Some(first) = self.oldest().await?.filter(|first| *first <= until.0) else {
+            return self.answer(&token, &Answer::Done(Report::default())).await;
+        };
+        tracing::info!(%first, until = %until.0, "rewinding, as asked for");
+        self.consumer.reposition(first).await?;
+        let before = self.status.snapshot();
+        self.rewinding = Some(Rewinding {
+            token: token.clone(),
+            until,
+            incarnation: Incarnation(0),
+            began: Instant::now(),
+            report: Report {
+                first: first.0,
+                until: until.0.0,
+                probes: before.dedup.probes,
+                rows_read: before.dedup.rows_read,
+                rows_written: before.changes + self.durable.ordinal.0.cast_unsigned(),
+                ..Report::default()
+            },
+        });
+        let until = until.0;
+        self.answer(&token, &Answer::Began { first, until }).await
+    }
+
+    async fn oldest(&self) -> Result<Option<StreamSequence>, Trouble> {
+        let mut oldest: Option<StreamSequence> = None;
+        for filter in filters(self.options) {
+            if let Some(found) = self.reader.next_on(&filter, StreamSequence(1)).await? {
+                oldest = Some(oldest.map_or(found.sequence, |o| o.min(found.sequence)));
+            }
+        }
+        Ok(oldest)
+    }
+
+    /// A frame that was read before. The chain was proved then; now every transaction in it is
+    /// looked up, and the frame where the lane stood proves that the stream is still the same.
+    pub(super) async fn pass_again(&mut self, opened: &Delivered) -> Result<(), Trouble> {
+        let Some(rewinding) = &mut self.rewinding else {
+            return Ok(());
+        };
+        let header = &opened.frame.header;
+        let (until, digest) = rewinding.until;
+        let rewritten = opened.sequence > until
+            || (opened.sequence == until && opened.digest != digest)
+            || header.position > self.machine.end_lsn();
+        if rewritten {
+            return Err(Trouble::passing(format!(
+                "the stream changed while it was read again (sequence {}); finding the place anew",
+                opened.sequence
+            )));
+        }
+        if machine::closes_lower(&opened.frame.body) {
+            rewinding.incarnation = rewinding.incarnation.max(header.incarnation);
+        }
+        // A frame of a writer that had lost the stream was passed over then, too.
+        if header.incarnation >= rewinding.incarnation {
+            rewinding.report.frames += 1;
+            rewinding.report.transactions += match &opened.frame.body {
+                Body::Bundle(entries) => entries.len() as u64,
+                Body::Manifest(_) => 1,
+                Body::Genesis(_)
+                | Body::Marker(_)
+                | Body::Heartbeat(_)
+                | Body::Chunk(_)
+                | Body::Abort(_) => 0,
+            };
+            self.count_duplicate(opened);
+            self.claim(opened);
+        }
+        if opened.sequence == until {
+            self.confirm().await?;
+            self.rewound().await?;
+        }
+        Ok(())
+    }
+
+    async fn rewound(&mut self) -> Result<(), Trouble> {
+        let Some(rewinding) = self.rewinding.take() else {
+            return Ok(());
+        };
+        // The consumer's own floor is a mirror for operators; it went back with the consumer.
+        self.consumer.ack(self.durable.transport.sequence);
+        let now = self.status.snapshot();
+        let before = rewinding.report;
+        let written = now.changes + self.durable.ordinal.0.cast_unsigned();
+        let report = Report {
+            probes: now.dedup.probes - before.probes,
+            rows_read: now.dedup.rows_read - before.rows_read,
+            rows_written: written - before.rows_written,
+            milliseconds: u64::try_from(rewinding.began.elapsed().as_millis()).unwrap_or(u64::MAX),
+            ..before
+        };
+        tracing::info!(
+            transactions = report.transactions,
+            probes = report.probes,
+            "passed the old place"
+        );
+        self.answer(&rewinding.token, &Answer::Done(report)).await
+    }
+
+    /// What ended the attempt ended the rewind.
+    pub(super) async fn rewind_failed(&mut self, trouble: &Trouble) {
+        let Some(rewinding) = self.rewinding.take() else {
+            return;
+        };
+        let reason = match trouble {
+            Trouble::Passing(reason) => reason.clone(),
+            Trouble::Halted { halt, .. } => halt.to_string(),
+            Trouble::Cancelled => "the applier was stopped".to_owned(),
+        };
+        // Lost with the connection it is lost: the command has a time limit.
+        let _ = self
+            .answer(&rewinding.token, &Answer::Failed { reason })
+            .await;
+    }
+
+    async fn answer(&self, token: &str, answer: &Answer) -> Result<(), Trouble> {
+        let channel = answer_channel(&self.options.flow);
+        self.target
+            .client()
+            .execute(
+                "SELECT pg_notify($1, $2)",
+                &[&channel, &answer.payload(token)],
+            )
+            .await?;
+        Ok(())
+    }
+}

@@ -1,0 +1,219 @@
+//! What a `trellara rewind` and the running applier say to each other, over NOTIFY on the target.
+//!
+//! The request goes to the flow's channel ([`crate::channel`]), the answers come on
+//! [`answer_channel`]. Nothing of it is stored: a request that nobody hears did nothing.
+
+use trellara_envelope::{FlowName, StreamSequence};
+
+const REQUEST: &str = "rewind oldest ";
+
+/// The channel on which an applier answers.
+pub fn answer_channel(flow: &FlowName) -> String {
+    format!("trellara_{flow}_answer")
+}
+
+/// Read the stream again from its oldest frame.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    /// Names the request in the answers.
+    pub token: String,
+}
+
+impl Request {
+    /// The payload of the notification.
+    pub fn payload(&self) -> String {
+        format!("{REQUEST}{}", self.token)
+    }
+
+    /// A request, if the payload is one.
+    pub fn parse(payload: &str) -> Option<Self> {
+        let token = payload.strip_prefix(REQUEST)?;
+        let legal = |b: u8| b.is_ascii_alphanumeric() || b == b'-';
+        let token = (1..=64).contains(&token.len()) && token.bytes().all(legal);
+        token.then(|| Self {
+            token: payload[REQUEST.len()..].to_owned(),
+        })
+    }
+}
+
+/// What the applier answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// It reads again from the first sequence, up to where it stood.
+    Began {
+        /// The first frame's sequence.
+        first: StreamSequence,
+        /// Where it stood.
+        until: StreamSequence,
+    },
+    /// It has passed its old place.
+    Done(Report),
+    /// It could not begin or not end; the reason is for people.
+    Failed {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// What a rewind found.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Sequence of the first frame read again.
+    pub first: u64,
+    /// Sequence of the last one: where it stood.
+    pub until: u64,
+    /// Frames delivered again.
+    pub frames: u64,
+    /// Transactions in them: all were applied before, and skipped.
+    pub transactions: u64,
+    /// Questions asked of the ledger.
+    pub probes: u64,
+    /// Ledger rows that they read.
+    pub rows_read: u64,
+    /// Rows written in the target meanwhile, the ledger's included.
+    pub rows_written: u64,
+    /// How long it took.
+    pub milliseconds: u64,
+}
+
+impl Answer {
+    /// The payload of the notification.
+    pub fn payload(&self, token: &str) -> String {
+        match self {
+            Answer::Began { first, until } => format!("{token} began {first} {until}"),
+            Answer::Done(report) => {
+                let words = report.numbers().map(|number| number.to_string());
+                format!("{token} done {}", words.join(" "))
+            }
+            Answer::Failed { reason } => {
+                // A notification carries less than 8000 bytes.
+                let short: String = reason.chars().take(1500).collect();
+                format!("{token} failed {short}")
+            }
+        }
+    }
+
+    /// The answer to this token, if the payload is one.
+    pub fn parse(payload: &str, token: &str) -> Option<Self> {
+        let rest = payload.strip_prefix(token)?.strip_prefix(' ')?;
+        let (word, rest) = rest.split_once(' ')?;
+        match word {
+            "began" => {
+                let (first, until) = rest.split_once(' ')?;
+                Some(Answer::Began {
+                    first: StreamSequence(first.parse().ok()?),
+                    until: StreamSequence(until.parse().ok()?),
+                })
+            }
+            "done" => {
+                let numbers: Vec<u64> = rest.split(' ').map_while(|n| n.parse().ok()).collect();
+                Some(Answer::Done(Report::of(&numbers.try_into().ok()?)))
+            }
+            "failed" => Some(Answer::Failed {
+                reason: rest.to_owned(),
+            }),
+            _ => None,
+        }
+    }
+}
+
+impl Report {
+    fn numbers(&self) -> [u64; 8] {
+        let Report {
+            first,
+            until,
+            frames,
+            transactions,
+            probes,
+            rows_read,
+            rows_written,
+            milliseconds,
+        } = *self;
+        [
+            first,
+            until,
+            frames,
+            transactions,
+            probes,
+            rows_read,
+            rows_written,
+            milliseconds,
+        ]
+    }
+
+    fn of(numbers: &[u64; 8]) -> Self {
+        let [
+            first,
+            until,
+            frames,
+            transactions,
+            probes,
+            rows_read,
+            rows_written,
+            milliseconds,
+        ] = *numbers;
+        Self {
+            first,
+            until,
+            frames,
+            transactions,
+            probes,
+            rows_read,
+            rows_written,
+            milliseconds,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_and_answers_survive_their_way() {
+        let request = Request {
+            token: "4f-00".to_owned(),
+        };
+        assert_eq!(Request::parse(&request.payload()), Some(request));
+        for wrong in [
+            "checkpoint",
+            "rewind oldest ",
+            "rewind oldest a b",
+            "rewind newest a",
+        ] {
+            assert_eq!(Request::parse(wrong), None, "{wrong}");
+        }
+        let answers = [
+            Answer::Began {
+                first: StreamSequence(2),
+                until: StreamSequence(900),
+            },
+            Answer::Done(Report {
+                first: 2,
+                until: 900,
+                frames: 899,
+                transactions: 1_000_000,
+                probes: 250,
+                rows_read: 9000,
+                rows_written: 0,
+                milliseconds: 1500,
+            }),
+            Answer::Failed {
+                reason: "GAP: a frame is missing".to_owned(),
+            },
+        ];
+        for answer in answers {
+            let payload = answer.payload("4f-00");
+            assert_eq!(Answer::parse(&payload, "4f-00"), Some(answer));
+            assert_eq!(Answer::parse(&payload, "4f-01"), None);
+        }
+    }
+
+    #[test]
+    fn a_long_reason_fits_a_notification() {
+        let failed = Answer::Failed {
+            reason: "ü".repeat(9000),
+        };
+        assert!(failed.payload(&"t".repeat(64)).len() < 8000);
+    }
+}
