@@ -72,6 +72,11 @@ soak: ## a minute of load and kills on each supported server, then one huge tran
 	echo "== one transaction of $(or $(ROWS),5000000) rows, relay and applier killed in its middle"
 	"$(TARGET)/release/large" "$(or $(ROWS),5000000)"
 
+.PHONY: rewind
+rewind: servers ## a million transactions applied, then delivered again and skipped (TRANSACTIONS=1000000)
+	@cargo build $(LOCKED) --release -p trellara -p trellara-testkit --bins
+	"$(TARGET)/release/rewind" "$(or $(TRANSACTIONS),1000000)"
+
 .PHONY: sim
 sim: ## seeded simulations of the shipped machines, more cases than `make test` runs
 	@PROPTEST_CASES=$(or $(CASES),20000) cargo test $(LOCKED) --release -p trellara-relay -p trellara-applier machine

@@ -9,6 +9,7 @@
 //! - `durable`: what is acknowledged survives the target; `redelivery`: what comes twice.
 //! - `soak`: kills of everything under load, judged by the oracle.
 //! - `rollbacks`: rows that PostgreSQL sends, and of which it never says that they were undone.
+//! - `dedup`: one effect whatever the identity cache holds; a rewind skips everything.
 //! - `types`, `identity`, `names`, `protocol`, `restart`: cases from the field, each a test named
 //!   after its number.
 
@@ -19,6 +20,7 @@ mod bad_input;
 mod bare;
 mod connect;
 mod damage;
+mod dedup;
 mod durable;
 mod identity;
 mod large;

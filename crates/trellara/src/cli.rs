@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::{ArgAction, Args, Parser, Subcommand};
 
 use crate::command::{
-    applier, check, completions, config, demo, inspect, man, relay, remove, run, setup, status,
-    wait,
+    applier, check, completions, config, demo, inspect, man, relay, remove, rewind, run, setup,
+    status, wait,
 };
 use crate::exit;
 use crate::output::Format;
@@ -58,6 +58,7 @@ pub(crate) enum Command {
     Status(status::Args),
     Wait(wait::Args),
     Inspect(inspect::Args),
+    Rewind(rewind::Args),
     Remove(remove::Args),
     Config(config::Args),
     Demo(demo::Args),

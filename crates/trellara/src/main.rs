@@ -90,6 +90,7 @@ async fn serve(command: Command, context: &Context) -> Result<Exit, Failure> {
         Command::Status(args) => command::status::execute(&args, context).await,
         Command::Wait(args) => command::wait::execute(&args, context).await,
         Command::Inspect(args) => command::inspect::execute(&args, context).await,
+        Command::Rewind(args) => command::rewind::execute(&args, context).await,
         Command::Remove(args) => command::remove::execute(&args, context).await,
         Command::Demo(args) => command::demo::execute(&args, context).await,
         Command::Config(_) | Command::Completions(_) | Command::Man(_) => Ok(Exit::Done),

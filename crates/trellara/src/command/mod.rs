@@ -9,6 +9,7 @@ pub(crate) mod inspect;
 pub(crate) mod man;
 pub(crate) mod relay;
 pub(crate) mod remove;
+pub(crate) mod rewind;
 pub(crate) mod run;
 pub(crate) mod setup;
 pub(crate) mod status;

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-const COMMANDS: [&str; 13] = [
+const COMMANDS: [&str; 14] = [
     "check",
     "setup",
     "run",
@@ -11,6 +11,7 @@ const COMMANDS: [&str; 13] = [
     "status",
     "wait",
     "inspect",
+    "rewind",
     "remove",
     "config",
     "demo",
