@@ -196,7 +196,10 @@ fn hint(kind: ApplyErrorKind, sqlstate: &str) -> &'static str {
         (ApplyErrorKind::Data, "23502") => {
             "give the target's own NOT NULL column a default, or drop the constraint"
         }
-        (ApplyErrorKind::Data, _) => "compare the column types and constraints of both tables",
+        (ApplyErrorKind::Data, _) => {
+            "compare the column types, enum labels, partitions and constraints of both tables, then \
+             restart the applier"
+        }
         (ApplyErrorKind::Schema, _) => "compare the table's definition with the source's",
         _ => "",
     }

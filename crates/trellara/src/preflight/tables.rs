@@ -64,8 +64,9 @@ pub(super) async fn compare(
     for member in members {
         let key = (member.schema.clone(), member.name.clone());
         let Some(target) = theirs.get(&key) else {
-            let cure =
-                format!("create it there, for example with pg_dump --schema-only --table={member}");
+            let cure = format!(
+                "create it there, for example with pg_dump --schema-only --table='{member}'"
+            );
             findings.error(
                 "TARGET_TABLE_MISSING",
                 member.to_string(),

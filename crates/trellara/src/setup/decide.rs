@@ -293,12 +293,16 @@ fn no_stream(
     pristine: bool,
     covered: bool,
 ) -> Failure {
+    let level = applied.is_some_and(|applied| applied >= position);
     let applied = applied.map_or("nothing".to_owned(), |lsn| lsn.to_string());
     let reason = format!(
         "NO_STREAM: flow {} was set up and its stream is gone or empty; the slot stands at {position}, the target applied {applied}",
         found.flow
     );
     let hint = match (pristine, covered) {
+        (false, false) if level => {
+            "the target has everything that the slot gave away, but a new stream is only made with `source.acknowledge: applied`: set it and run `trellara setup --new-stream`"
+        }
         (true, _) => "nothing was read from the slot yet: `trellara setup --adopt` goes on",
         (_, true) => {
             "the target has everything that the slot gave away: `trellara setup --new-stream` goes on"

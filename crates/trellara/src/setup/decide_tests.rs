@@ -280,6 +280,13 @@ fn c26_a_lost_stream_is_replaced_only_when_nothing_is_lost() {
     let mut published = covered;
     published.applied = false;
     refused(&published, NEW_STREAM, 10, "NO_STREAM");
+    // Not "transactions may be lost": the cure is a setting.
+    let failure = decide(&published, NEW_STREAM).expect_err("must be refused");
+    let cure = "source.acknowledge: applied";
+    assert!(
+        failure.hints.iter().any(|hint| hint.contains(cure)),
+        "{failure}"
+    );
 }
 
 #[test]
