@@ -16,6 +16,7 @@
 #![allow(clippy::print_stderr, reason = "tests print their seeds")]
 
 mod absences;
+mod asleep;
 mod bad_input;
 mod bare;
 mod connect;

@@ -131,7 +131,7 @@ impl<'a> Attempt<'a> {
         let consumer = Consumer::open(broker, consumer_options(options, start.sequence)).await?;
         status.set_session(held.epoch, target.replica, registration.clone());
         status.set_state(ApplierState::Running);
-        let mut trimmer = Trimmer::new(broker, options);
+        let mut trimmer = Trimmer::new(broker, options, &start.stream, &registration);
         if let Some(before) = start.left_behind(&durable) {
             trimmer.incarnation_closed(before);
         }
@@ -233,7 +233,7 @@ impl<'a> Attempt<'a> {
         }
         if self.broker_there {
             self.reporter.send(&self.durable).await;
-            self.trim().await;
+            self.trim().await?;
             self.keep_dedup().await?;
         }
         Ok(())
@@ -352,15 +352,22 @@ impl<'a> Attempt<'a> {
         Ok(())
     }
 
-    async fn trim(&mut self) {
+    async fn trim(&mut self) -> Result<(), Trouble> {
         let trimmed = self
             .trimmer
             .tick(&self.durable, self.keep_from, Instant::now())
             .await;
         match trimmed {
-            Ok(to) => self.status.set_trimmed_to(to),
+            Ok(Some(to)) => self.status.set_trimmed_to(to),
+            Ok(None) => {
+                return Err(Trouble::passing(
+                    "the stream was made anew, or given to another target, since it was read; \
+                     finding the place anew",
+                ));
+            }
             Err(error) => tracing::warn!(%error, "the stream was not trimmed; trying again"),
         }
+        Ok(())
     }
 
     /// The consumer waits for the broker by itself, and everything goes on where it stood. Whoever

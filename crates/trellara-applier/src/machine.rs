@@ -368,7 +368,7 @@ impl Machine {
                  target stands at {}: what lies between is in neither",
                 header.incarnation, self.end_lsn
             ),
-            "restore the stream, or copy the tables anew: trellara table recopy",
+            "restore the stream; or remove the flow, load the target anew and set the flow up again",
         ))
     }
 

@@ -3,8 +3,11 @@
 //! Nothing at or above the last frame wholly and durably applied ever goes, nor the chunks of a
 //! transaction still open, nor the newest marker and the newest transaction, which the next relay
 //! compares with its source (C02, C06). An open transaction keeps its chunks and nothing else: it
-//! may stay open for days, and the frames applied meanwhile would fill the stream (C12). The caller
-//! has made sure that this is the stream's one target.
+//! may stay open for days, and the frames applied meanwhile would fill the stream (C12).
+//!
+//! Sequences mean nothing in another stream: before anything goes, the stream must still be the one
+//! that was read, and its one target the one that applied (C24). A process that slept while its
+//! flow was removed and set up anew would take away what nobody has applied.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -14,7 +17,7 @@ use trellara_jetstream::read::Reader;
 use trellara_jetstream::topology::{self, StreamFacts};
 use trellara_jetstream::{Broker, BrokerError, trim};
 
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, StreamIdentity};
 
 /// Between two looks at the stream. A look costs one request, a trim a few more.
 const INTERVAL: Duration = Duration::from_secs(5);
@@ -33,7 +36,8 @@ const WAITING_PURGES: usize = 256;
 pub(crate) struct Trimmer {
     broker: Broker,
     reader: Reader,
-    stream: String,
+    stream: StreamIdentity,
+    registration: String,
     flow: FlowName,
     lane: Lane,
     history_age: Duration,
@@ -46,11 +50,18 @@ pub(crate) struct Trimmer {
 }
 
 impl Trimmer {
-    pub(crate) fn new(broker: &Broker, options: &crate::ApplierOptions) -> Self {
+    /// Trims `stream` as the target that is registered there as `registration`.
+    pub(crate) fn new(
+        broker: &Broker,
+        options: &crate::ApplierOptions,
+        stream: &StreamIdentity,
+        registration: &str,
+    ) -> Self {
         Self {
             broker: broker.clone(),
-            reader: Reader::new(broker, &options.flow.stream()),
-            stream: options.flow.stream(),
+            reader: Reader::new(broker, &stream.name),
+            stream: stream.clone(),
+            registration: registration.to_owned(),
             flow: options.flow.clone(),
             lane: options.lane,
             history_age: options.history_age,
@@ -81,15 +92,33 @@ impl Trimmer {
         self.subjects.push_back(subject);
     }
 
-    /// Trims when it is time. Returns the sequence below which positional frames are gone.
+    /// Trims when it is time. Returns the sequence below which positional frames are gone; `None`
+    /// when the stream is another one than was read, or another target's: nothing was taken away.
     pub(crate) async fn tick(
         &mut self,
         durable: &Checkpoint,
         keep_from: StreamSequence,
         now: Instant,
+    ) -> Result<Option<StreamSequence>, BrokerError> {
+        if self.subjects.is_empty() && now < self.next {
+            return Ok(Some(self.trimmed_to));
+        }
+        let facts = topology::facts(&self.broker, &self.stream.name).await?;
+        if facts.created != self.stream.created || facts.target() != Some(&self.registration) {
+            return Ok(None);
+        }
+        self.trim(durable, keep_from, now, &facts).await.map(Some)
+    }
+
+    async fn trim(
+        &mut self,
+        durable: &Checkpoint,
+        keep_from: StreamSequence,
+        now: Instant,
+        facts: &StreamFacts,
     ) -> Result<StreamSequence, BrokerError> {
         while let Some(subject) = self.subjects.front() {
-            trim::purge_subject(&self.broker, &self.stream, subject).await?;
+            trim::purge_subject(&self.broker, &self.stream.name, subject).await?;
             self.subjects.pop_front();
         }
         if now < self.next {
@@ -101,18 +130,17 @@ impl Trimmer {
             // Chunks and abort frames below are of transactions that are applied, aborted or
             // closed, however they came to be left behind.
             let open = format!("trellara.{}.open.>", self.flow);
-            trim::purge_to(&self.broker, &self.stream, &open, keep_from).await?;
+            trim::purge_to(&self.broker, &self.stream.name, &open, keep_from).await?;
             self.chunks_trimmed_to = keep_from;
         }
-        let facts = topology::facts(&self.broker, &self.stream).await?;
         let room = history_room(self.history_bytes, facts.bytes, facts.max_bytes);
         if room < self.history_bytes {
             self.next = now + HASTE;
         }
-        let first = self.first_applied(&facts).await?;
+        let first = self.first_applied(facts).await?;
         let history = self
             .aged_out(now)
-            .max(outgrown(&facts, first, durable, room));
+            .max(outgrown(facts, first, durable, room));
         let bound = bound(durable, keep_from, history);
         if bound > self.trimmed_to && bound > first {
             self.purge_positional(bound).await?;
@@ -147,11 +175,11 @@ impl Trimmer {
         ] {
             if let Some(newest) = self.reader.last_on(&subject).await? {
                 let to = bound.min(newest.sequence);
-                trim::purge_to(&self.broker, &self.stream, &subject, to).await?;
+                trim::purge_to(&self.broker, &self.stream.name, &subject, to).await?;
             }
         }
         let beats = self.flow.beat_subject();
-        trim::purge_to(&self.broker, &self.stream, &beats, bound).await?;
+        trim::purge_to(&self.broker, &self.stream.name, &beats, bound).await?;
         Ok(())
     }
 

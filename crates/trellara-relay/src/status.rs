@@ -104,7 +104,7 @@ impl RelayStatus {
         if warned.replace(xid) != Some(xid) {
             tracing::warn!(
                 %xid, bytes, limit,
-                hint = "raise nats.max_bytes above the size of the transaction",
+                hint = "raise the stream's max_bytes (nats stream edit) above the size of the transaction",
                 "a transaction takes more than half of what the stream has for data; the relay \
                  halts with STREAM_TOO_SMALL when it does not fit"
             );

@@ -165,6 +165,6 @@ fn gap(machine: &Machine, opened: &Delivered) -> Halt {
             machine.end_lsn(),
             machine.sequence()
         ),
-        "restore the stream, or copy the tables anew: trellara table recopy",
+        "restore the stream; or remove the flow, load the target anew and set the flow up again",
     )
 }

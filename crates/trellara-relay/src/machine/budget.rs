@@ -165,7 +165,8 @@ impl Machine {
                 "transaction {xid} needs more than the {limit} bytes that the stream has for \
                  data; {stored} bytes of it have been read so far"
             ),
-            "raise nats.max_bytes above the size of the transaction; the relay then goes on by \
+            "raise the stream's max_bytes above the size of the transaction, with `nats stream edit \
+             <stream> --max-bytes=<size>` and nats.max_bytes in the file; the relay then goes on by \
              itself",
         ))
     }
