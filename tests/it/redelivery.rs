@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use trellara_local::StopMode;
 use trellara_testkit::broker;
 use trellara_testkit::compare;
 use trellara_testkit::ground::{Ground, GroundOptions};
@@ -59,6 +60,30 @@ async fn b38_no_duplicate_when_the_brokers_window_is_over() -> Result<()> {
         "{repeated} transactions were published again, {duplicates:?} were met as duplicates"
     );
     Ok(())
+}
+
+/// The flow's last transaction was a large one. Published again with what came before it, it is
+/// still the last, by which the relay knows a source that fell back in a crash (C02).
+#[tokio::test]
+async fn a_large_transaction_published_again_is_still_the_last() -> Result<()> {
+    let options = GroundOptions::version(18).source("logical_decoding_work_mem", "64kB");
+    let (mut ground, mut flow) = ground(options, KEYLESS, "source.acknowledge: published").await?;
+    run(&flow.source_admin, &["INSERT INTO log VALUES (1, 'small')"]).await?;
+    flow.caught_up(WITHIN).await?;
+    let large = "INSERT INTO log SELECT g, repeat('x', 200) FROM generate_series(1, 3000) AS g";
+    run(&flow.source_admin, &[large]).await?;
+    flow.caught_up(WITHIN).await?;
+    flow.relay.as_mut().context("relay")?.kill()?;
+    // The slot comes back where the last checkpoint saw it.
+    ground.source.stop(StopMode::Immediate)?;
+    ground.source.start_again()?;
+    let repeated = publish_again(&flow).await?;
+    ensure!(repeated >= 2, "only {repeated} were published again");
+    flow.start_relay()?;
+    // Nothing new is written: what the relay is sent first is what it has published before.
+    flow.converges(WITHIN).await?;
+    run(&flow.source_admin, &["INSERT INTO log VALUES (2, 'after')"]).await?;
+    flow.converges(WITHIN).await
 }
 
 /// Waits until a transaction is stored behind this sequence.

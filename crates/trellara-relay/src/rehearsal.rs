@@ -1,25 +1,26 @@
 //! Duplicates on purpose, for demonstrations and tests: a range that is stored already is
 //! published once more, as a relay of a new incarnation would after it lost its memory.
 //!
-//! The frames are real: a marker that continues the chain, the old bundles behind it under new
-//! ordinals, and a heartbeat that leads back to the position where the flow stands. A relay that
-//! starts afterwards goes on behind them.
+//! The frames are real: a marker that continues the chain, the old bundles and manifests behind it
+//! under new ordinals, and a heartbeat that leads back to the position where the flow stands. A
+//! relay that starts afterwards goes on behind them, and finds in the newest of them the flow's
+//! last transaction, by which it knows its source again: so nothing up to the end is left out.
 
 use trellara_envelope::{
     Body, CommitTime, FlowName, Frame, FrameDigest, FrameOrdinal, Heartbeat, Incarnation, Lane,
-    Marker, StreamSequence,
+    Lsn, Marker, StreamSequence,
 };
 use trellara_jetstream::publish::{Outcome, Outgoing, Publisher};
 use trellara_jetstream::read::Reader;
 use trellara_jetstream::{Broker, BrokerError};
 
-/// Stream sequences looked through for bundles, from the tail backwards.
+/// Stream sequences looked through for transactions, from the tail backwards.
 const LOOK_BACK: u64 = 200;
 
 /// What was published again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Repeated {
-    /// Bundles.
+    /// Bundles and manifests.
     pub frames: usize,
     /// Transactions in them.
     pub transactions: usize,
@@ -42,7 +43,7 @@ pub enum RehearsalError {
     NotStored(Outcome),
 }
 
-/// Publishes the last stored bundles again, at most `most` of them.
+/// Publishes the last stored bundles and manifests again, at most `most` of them.
 ///
 /// The flow's relay must be down: the stream has one writer. When its last words are still on
 /// their way this fails with [`RehearsalError::NotStored`] and may be tried again.
@@ -57,7 +58,7 @@ pub async fn publish_again(
         .await?
         .ok_or(RehearsalError::Nothing("the stream is empty"))?;
     let tail_frame = Frame::decode(&tail.payload)?;
-    let bundles = last_bundles(&reader, flow, tail.sequence, most).await?;
+    let frames = last_transactions(&reader, flow, tail.sequence, most).await?;
     let marker = last_marker(&reader, flow).await?;
     let mut chain = Chain {
         publisher: Publisher::new(broker, &flow.stream()),
@@ -66,7 +67,11 @@ pub async fn publish_again(
         ordinal: tail_frame.header.ordinal,
         incarnation: Incarnation(tail_frame.header.incarnation.0 + 1),
     };
-    let stands_at = tail_frame.header.position;
+    // An earlier call that was cut short leaves a tail that lies below where the flow stands.
+    let stands_at = frames
+        .iter()
+        .map(|frame| frame.header.position)
+        .fold(tail_frame.header.position, Lsn::max);
     let mut opening = tail_frame.clone();
     opening.header.follows = stands_at;
     opening.body = Body::Marker(Marker {
@@ -76,19 +81,19 @@ pub async fn publish_again(
     opening.payload = bytes::Bytes::new();
     chain.publish(opening).await?;
     let mut repeated = Repeated {
-        frames: bundles.len(),
+        frames: frames.len(),
         transactions: 0,
     };
-    for bundle in &bundles {
-        if let Body::Bundle(entries) = &bundle.body {
-            repeated.transactions += entries.len();
-        }
-        chain.publish(bundle.clone()).await?;
+    let repeated_to = frames.last().map(|frame| frame.header.position);
+    for frame in frames {
+        repeated.transactions += match &frame.body {
+            Body::Bundle(entries) => entries.len(),
+            _ => 1,
+        };
+        chain.publish(frame).await?;
     }
     let mut back = tail_frame;
-    back.header.follows = bundles
-        .last()
-        .map_or(stands_at, |bundle| bundle.header.position);
+    back.header.follows = repeated_to.unwrap_or(stands_at);
     back.header.position = stands_at;
     back.body = Body::Heartbeat(Heartbeat {
         source_time: CommitTime(0),
@@ -133,8 +138,8 @@ impl Chain {
     }
 }
 
-/// The last bundles, oldest first.
-async fn last_bundles(
+/// The last frames that hold transactions, oldest first.
+async fn last_transactions(
     reader: &Reader,
     flow: &FlowName,
     tail: StreamSequence,
@@ -142,15 +147,15 @@ async fn last_bundles(
 ) -> Result<Vec<Frame>, RehearsalError> {
     let subject = flow.transactions_subject(Lane(0));
     let mut from = StreamSequence(tail.0.saturating_sub(LOOK_BACK).max(1));
-    let mut bundles = Vec::new();
+    let mut frames = Vec::new();
     while let Some(message) = reader.next_on(&subject, from).await? {
         let frame = Frame::decode(&message.payload)?;
-        if matches!(frame.body, Body::Bundle(_)) {
-            bundles.push(frame);
+        if matches!(frame.body, Body::Bundle(_) | Body::Manifest(_)) {
+            frames.push(frame);
         }
         from = StreamSequence(message.sequence.0 + 1);
     }
-    Ok(bundles.split_off(bundles.len().saturating_sub(most)))
+    Ok(frames.split_off(frames.len().saturating_sub(most)))
 }
 
 async fn last_marker(reader: &Reader, flow: &FlowName) -> Result<Marker, RehearsalError> {
