@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use trellara_envelope::{Body, FrameDigest, Incarnation, StreamSequence};
 
-use super::{Attempt, filters};
+use super::Attempt;
 use crate::machine::{self, Delivered};
 use crate::rewind::{Answer, Report, Request, answer_channel};
 use crate::trouble::Trouble;
@@ -35,7 +35,9 @@ impl Attempt<'_> {
             let reason = "no frame was read since the stream was replaced".to_owned();
             return self.answer(&token, &Answer::Failed { reason }).await;
         };
-        let Some(first) = self.oldest().await?.filter(|first| *first <= until.0) else {
+        let oldest = self.next_from(StreamSequence(1)).await?;
+        let first = oldest.map(|stored| stored.sequence);
+        let Some(first) = first.filter(|first| *first <= until.0) else {
             return self.answer(&token, &Answer::Done(Report::default())).await;
         };
         tracing::info!(%first, until = %until.0, "rewinding, as asked for");
@@ -57,16 +59,6 @@ impl Attempt<'_> {
         });
         let until = until.0;
         self.answer(&token, &Answer::Began { first, until }).await
-    }
-
-    async fn oldest(&self) -> Result<Option<StreamSequence>, Trouble> {
-        let mut oldest: Option<StreamSequence> = None;
-        for filter in filters(self.options) {
-            if let Some(found) = self.reader.next_on(&filter, StreamSequence(1)).await? {
-                oldest = Some(oldest.map_or(found.sequence, |o| o.min(found.sequence)));
-            }
-        }
-        Ok(oldest)
     }
 
     /// A frame that was read before. The chain was proved then; now every transaction in it is

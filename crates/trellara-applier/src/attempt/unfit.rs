@@ -50,7 +50,10 @@ impl Attempt<'_> {
     }
 
     /// The first frame of those read here, at or behind a sequence.
-    async fn next_from(&self, from: StreamSequence) -> Result<Option<StoredFrameBytes>, Trouble> {
+    pub(super) async fn next_from(
+        &self,
+        from: StreamSequence,
+    ) -> Result<Option<StoredFrameBytes>, Trouble> {
         let mut first: Option<StoredFrameBytes> = None;
         for filter in filters(self.options) {
             if let Some(found) = self.reader.next_on(&filter, from).await?
