@@ -399,7 +399,7 @@ impl<'a> Attempt<'a> {
 
     fn count_duplicate(&self, opened: &Delivered) {
         // A marker or heartbeat that moves nothing is no duplicate of anything.
-        if matches!(opened.frame.body, Body::Bundle(_) | Body::Manifest(_)) {
+        if !machine::entries(&opened.frame.body).is_empty() {
             self.status.count_duplicate_frame(&self.options.flow);
         }
     }

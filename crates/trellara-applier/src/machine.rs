@@ -3,6 +3,7 @@
 //! The machine never waits, reads no clock and asks nobody: a frame goes in, a [`Verdict`] comes
 //! out. It never lets a frame pass that neither continues the checkpoint nor lies wholly below it.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use trellara_envelope::{
@@ -141,8 +142,8 @@ impl Machine {
             Verdict::Apply(_) | Verdict::Progress => {
                 self.end_lsn = header.position;
                 self.source = header.source;
-                if let Some(end) = last_transaction_end(&next.frame.body) {
-                    self.transaction_end_lsn = end;
+                if let Some(last) = entries(&next.frame.body).last() {
+                    self.transaction_end_lsn = last.end_lsn;
                 }
                 self.stand_behind(next);
             }
@@ -230,17 +231,9 @@ impl Machine {
         if header.follows > self.end_lsn {
             return Ok(Verdict::Missing);
         }
-        let entries: &[BundleEntry] = match &frame.body {
-            Body::Bundle(entries) => entries,
-            Body::Manifest(manifest) => &[entry_of(manifest)],
-            Body::Genesis(_)
-            | Body::Marker(_)
-            | Body::Heartbeat(_)
-            | Body::Chunk(_)
-            | Body::Abort(_) => &[],
-        };
+        let entries = entries(&frame.body);
         let first = entries.partition_point(|entry| entry.end_lsn <= self.end_lsn);
-        self.check_cut(sequence, header, entries, first)?;
+        self.check_cut(sequence, header, &entries, first)?;
         if first == entries.len() {
             return Ok(Verdict::Progress);
         }
@@ -377,6 +370,19 @@ impl Machine {
     }
 }
 
+/// The transactions that end in a frame of this body.
+pub(crate) fn entries(body: &Body) -> Cow<'_, [BundleEntry]> {
+    match body {
+        Body::Bundle(entries) => Cow::Borrowed(entries),
+        Body::Manifest(manifest) => Cow::Owned(vec![entry_of(manifest)]),
+        Body::Genesis(_)
+        | Body::Marker(_)
+        | Body::Heartbeat(_)
+        | Body::Chunk(_)
+        | Body::Abort(_) => Cow::Borrowed(&[]),
+    }
+}
+
 /// A manifest seen as a bundle's entry: it holds one transaction.
 pub(crate) fn entry_of(manifest: &Manifest) -> BundleEntry {
     BundleEntry {
@@ -421,18 +427,6 @@ pub(crate) fn history_of(body: &Body) -> Option<&SourceHistory> {
         | Body::Chunk(_)
         | Body::Abort(_)
         | Body::Manifest(_) => None,
-    }
-}
-
-fn last_transaction_end(body: &Body) -> Option<Lsn> {
-    match body {
-        Body::Bundle(entries) => entries.last().map(|entry| entry.end_lsn),
-        Body::Manifest(manifest) => Some(manifest.end_lsn),
-        Body::Genesis(_)
-        | Body::Marker(_)
-        | Body::Heartbeat(_)
-        | Body::Chunk(_)
-        | Body::Abort(_) => None,
     }
 }
 

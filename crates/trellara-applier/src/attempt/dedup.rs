@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use trellara_envelope::{
-    Body, Halt, HaltCode, LaneEpoch, LedgerOrdinal, Lsn, StreamSequence, SystemId, TransactionHash,
+    Halt, HaltCode, LaneEpoch, LedgerOrdinal, Lsn, StreamSequence, SystemId, TransactionHash,
 };
 
 use super::Attempt;
@@ -104,15 +104,7 @@ impl Attempt<'_> {
     /// Gathers the claims of a frame that was applied already by its place. They are confirmed
     /// together, after at most a batch of them.
     pub(super) fn claim(&mut self, opened: &Delivered) {
-        match &opened.frame.body {
-            Body::Bundle(entries) => self.batch.claim(entries),
-            Body::Manifest(manifest) => self.batch.claim(&[machine::entry_of(manifest)]),
-            Body::Genesis(_)
-            | Body::Marker(_)
-            | Body::Heartbeat(_)
-            | Body::Chunk(_)
-            | Body::Abort(_) => {}
-        }
+        self.batch.claim(&machine::entries(&opened.frame.body));
     }
 
     /// Confirms that what came again was applied, before anything moves past it. One that stands in

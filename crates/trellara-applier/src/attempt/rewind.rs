@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use trellara_envelope::{Body, FrameDigest, Incarnation, StreamSequence};
+use trellara_envelope::{FrameDigest, Incarnation, StreamSequence};
 
 use super::Attempt;
 use crate::machine::{self, Delivered};
@@ -84,15 +84,7 @@ impl Attempt<'_> {
         // A frame of a writer that had lost the stream was passed over then, too.
         if header.incarnation >= rewinding.incarnation {
             rewinding.report.frames += 1;
-            rewinding.report.transactions += match &opened.frame.body {
-                Body::Bundle(entries) => entries.len() as u64,
-                Body::Manifest(_) => 1,
-                Body::Genesis(_)
-                | Body::Marker(_)
-                | Body::Heartbeat(_)
-                | Body::Chunk(_)
-                | Body::Abort(_) => 0,
-            };
+            rewinding.report.transactions += machine::entries(&opened.frame.body).len() as u64;
             self.count_duplicate(opened);
             self.claim(opened);
         }
