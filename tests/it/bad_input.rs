@@ -18,7 +18,7 @@ use trellara_testkit::broker;
 use trellara_testkit::daemon::binary;
 use trellara_testkit::flow::Flow;
 
-use crate::scenario::value;
+use crate::scenario::{prepared, value};
 
 /// The broker's URL without the user that the flow's file names: tests act behind its back.
 pub(crate) fn bare(url: &str) -> String {
@@ -35,6 +35,14 @@ pub(crate) fn as_superuser(mut flow: Flow) -> Result<Flow> {
     flow.places.nats_url = bare(&flow.places.nats_url);
     flow.write_config()?;
     Ok(flow)
+}
+
+/// What stands on both sides where the tables do not matter.
+const TABLE: &str = "CREATE TABLE t (id int PRIMARY KEY, v text)";
+
+/// A flow of superusers with that table on both sides.
+async fn flow(version: u32, name: &str, extra: &str) -> Result<Flow> {
+    as_superuser(prepared(version, name, &[TABLE], &[TABLE], extra).await?)
 }
 
 /// A command that ended.

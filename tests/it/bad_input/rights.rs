@@ -4,18 +4,8 @@ use anyhow::{Result, ensure};
 use trellara_testkit::flow::Flow;
 use trellara_testkit::fresh::fresh_flow;
 
-use super::{accepted, as_superuser, refused};
-use crate::scenario::run;
-
-const TABLE: &str = "CREATE TABLE t (id int PRIMARY KEY, v text)";
-
-/// A flow of superusers with the table `t` on both sides.
-async fn flow(version: u32, name: &str) -> Result<Flow> {
-    let flow = as_superuser(fresh_flow(version, name, "").await?)?;
-    run(&flow.source_admin, &[TABLE]).await?;
-    run(&flow.target_admin, &[TABLE]).await?;
-    Ok(flow)
-}
+use super::{TABLE, accepted, as_superuser, flow, refused};
+use crate::scenario::{prepared, run};
 
 /// The connection string with another user and a password.
 pub(super) fn with_user(url: &str, user: &str) -> String {
@@ -26,7 +16,7 @@ pub(super) fn with_user(url: &str, user: &str) -> String {
 
 #[tokio::test]
 async fn all_three_servers_that_do_not_answer_are_named() -> Result<()> {
-    let mut flow = flow(18, "deaf").await?;
+    let mut flow = flow(18, "deaf", "").await?;
     flow.places.source_url = "postgresql://postgres@127.0.0.1:1/shop".to_owned();
     flow.places.target_url = "postgresql://postgres@127.0.0.1:2/shop".to_owned();
     flow.places.nats_url = "nats://127.0.0.1:3".to_owned();
@@ -42,7 +32,7 @@ async fn all_three_servers_that_do_not_answer_are_named() -> Result<()> {
 
 #[tokio::test]
 async fn every_missing_right_is_named_in_one_run() -> Result<()> {
-    let mut flow = flow(15, "rights").await?;
+    let mut flow = flow(15, "rights", "").await?;
     let (capture, apply) = (format!("{}_c", flow.name), format!("{}_a", flow.name));
     let role = |name: &str| format!("CREATE ROLE {name} LOGIN PASSWORD 'secret'");
     run(&flow.source_admin, &[&role(&capture)]).await?;
@@ -119,9 +109,7 @@ async fn a_schema_without_usage_is_named_on_both_sides() -> Result<()> {
 /// `target.sql`); whoever forgets them is told which, before the applier is.
 #[tokio::test]
 async fn rights_on_our_own_records_are_named_with_their_grants() -> Result<()> {
-    let flow = fresh_flow(18, "state", "").await?;
-    run(&flow.source_admin, &[TABLE]).await?;
-    run(&flow.target_admin, &[TABLE]).await?;
+    let flow = prepared(18, "state", &[TABLE], &[TABLE], "").await?;
     flow.grant().await?;
     let setup = flow.command(&["setup", "--yes"]).await?;
     ensure!(setup.code == 0, "{setup:?}");
@@ -169,7 +157,7 @@ async fn state_right(flow: &Flow) -> Result<String> {
 /// flow up as that role takes one more.
 #[tokio::test]
 async fn setting_up_in_a_schema_that_a_dba_made_takes_one_more_right() -> Result<()> {
-    let mut flow = flow(15, "second").await?;
+    let mut flow = flow(15, "second", "").await?;
     let apply = format!("{}_a", flow.name);
     run(
         &flow.target_admin,
@@ -198,7 +186,7 @@ async fn setting_up_in_a_schema_that_a_dba_made_takes_one_more_right() -> Result
 /// Without SELECT nobody can see whether a table is empty; its size tells.
 #[tokio::test]
 async fn rows_are_found_without_the_right_to_read_them() -> Result<()> {
-    let mut flow = flow(15, "unread").await?;
+    let mut flow = flow(15, "unread", "").await?;
     let capture = format!("{}_c", flow.name);
     run(
         &flow.source_admin,
@@ -224,7 +212,7 @@ async fn rows_are_found_without_the_right_to_read_them() -> Result<()> {
 
 #[tokio::test]
 async fn a_database_that_may_not_be_entered_is_named() -> Result<()> {
-    let mut flow = flow(18, "entry").await?;
+    let mut flow = flow(18, "entry", "").await?;
     let role = format!("{}_x", flow.name);
     for admin in [&flow.source_admin, &flow.target_admin] {
         run(

@@ -5,21 +5,11 @@ use anyhow::{Result, ensure};
 use trellara_local::{NatsOptions, NatsServer, shared};
 use trellara_testkit::compare;
 use trellara_testkit::flow::Flow;
-use trellara_testkit::fresh::fresh_flow;
 use trellara_testkit::ground::{Ground, GroundOptions};
 
 use super::rights::with_user;
-use super::{accepted, as_superuser, refused, refused_with, warned};
+use super::{TABLE, accepted, as_superuser, flow, refused, refused_with, warned};
 use crate::scenario::{run, value};
-
-const TABLE: &str = "CREATE TABLE t (id int PRIMARY KEY, v text)";
-
-async fn flow(version: u32, name: &str, extra: &str) -> Result<Flow> {
-    let flow = as_superuser(fresh_flow(version, name, extra).await?)?;
-    run(&flow.source_admin, &[TABLE]).await?;
-    run(&flow.target_admin, &[TABLE]).await?;
-    Ok(flow)
-}
 
 #[tokio::test]
 async fn a_publication_that_a_dba_has_still_to_make_is_named() -> Result<()> {

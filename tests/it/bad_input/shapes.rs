@@ -4,20 +4,10 @@ use anyhow::{Result, ensure};
 use trellara_local::{NatsOptions, NatsServer};
 use trellara_testkit::broker;
 use trellara_testkit::flow::Flow;
-use trellara_testkit::fresh::fresh_flow;
 use trellara_testkit::ground::{Ground, GroundOptions};
 
-use super::{accepted, as_superuser, bare, refused};
+use super::{TABLE, accepted, as_superuser, bare, flow, refused};
 use crate::scenario::run;
-
-const TABLE: &str = "CREATE TABLE t (id int PRIMARY KEY, v text)";
-
-async fn flow(version: u32, name: &str, extra: &str) -> Result<Flow> {
-    let flow = as_superuser(fresh_flow(version, name, extra).await?)?;
-    run(&flow.source_admin, &[TABLE]).await?;
-    run(&flow.target_admin, &[TABLE]).await?;
-    Ok(flow)
-}
 
 #[tokio::test]
 async fn wal_level_and_used_up_slots_are_named_together() -> Result<()> {
@@ -170,7 +160,7 @@ async fn a_stream_that_the_broker_refuses_leaves_nothing_behind() -> Result<()> 
     flow.write_config()?;
     taken_back(&flow).await?;
     // Somebody else's stream has the flow's subjects.
-    let mut flow = self::flow(18, "subjects", "nats.max_bytes: 16MiB").await?;
+    let mut flow = super::flow(18, "subjects", "nats.max_bytes: 16MiB").await?;
     flow.places.nats_url = small.url();
     flow.write_config()?;
     let foreign = broker::Config {

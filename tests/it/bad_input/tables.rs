@@ -5,13 +5,10 @@ use trellara_testkit::flow::Flow;
 use trellara_testkit::fresh::fresh_flow;
 
 use super::{accepted, as_superuser, refused};
-use crate::scenario::{run, value};
+use crate::scenario::{prepared, run, value};
 
 async fn flow(name: &str, source: &[&str], target: &[&str], extra: &str) -> Result<Flow> {
-    let flow = as_superuser(fresh_flow(18, name, extra).await?)?;
-    run(&flow.source_admin, source).await?;
-    run(&flow.target_admin, target).await?;
-    Ok(flow)
+    as_superuser(prepared(18, name, source, target, extra).await?)
 }
 
 const SOURCE: &[&str] = &[
