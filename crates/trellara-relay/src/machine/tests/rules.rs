@@ -115,6 +115,26 @@ impl Hand {
         self.event(Event::GulpEnd);
     }
 
+    /// Sends commits of one row, none of which is acknowledged, until the machine wants no more;
+    /// how many it took.
+    pub(super) fn fill_window(&mut self) -> usize {
+        let step = |xid| Step::Commit {
+            xid,
+            rows: rows(1, 100),
+        };
+        let script = Script {
+            steps: (700..1_000).map(step).collect(),
+        };
+        let mut walsender = Walsender::new(&script, START);
+        self.held = Some(Vec::new());
+        let mut sent = 0;
+        while self.machine.wants_input() {
+            self.send(&mut walsender);
+            sent += 1;
+        }
+        sent
+    }
+
     pub(super) fn kinds(&self) -> Vec<FrameKind> {
         (1..=self.stream.0.len())
             .map(|at| self.stream.frame(at).body.kind())
@@ -640,21 +660,8 @@ fn b24_a_stream_abort_that_nobody_asked_for_is_ignored() {
 
 #[test]
 fn b45_unacknowledged_frames_are_bounded_and_input_waits() {
-    let step = |xid| Step::Commit {
-        xid,
-        rows: rows(1, 100),
-    };
-    let script = Script {
-        steps: (700..1_000).map(step).collect(),
-    };
-    let mut walsender = Walsender::new(&script, START);
     let mut hand = Hand::new(settings(Acknowledge::Published));
-    hand.held = Some(Vec::new());
-    let mut sent = 0;
-    while hand.machine.wants_input() {
-        hand.send(&mut walsender);
-        sent += 1;
-    }
+    let sent = hand.fill_window();
     assert!(sent < 300, "the window of 4,000 bytes is full long before");
     assert!(hand.machine.status().window_bytes < 2 * 4_000);
 }

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use trellara_envelope::{Incarnation, Lsn};
 
-use super::rules::{Hand, START, rows};
+use super::rules::{Hand, START};
 use super::simulation::{Stream, settings};
-use super::source::{Script, Step, Walsender, keepalive};
+use super::source::keepalive;
 use crate::Acknowledge;
 use crate::machine::{Command, Event, Machine, ProbeAnswer};
 
@@ -39,19 +39,8 @@ fn ticks_until_probed(mut tick: impl FnMut(Duration) -> bool) -> Duration {
 
 #[test]
 fn c04_a_source_is_probed_while_a_full_window_lets_nothing_be_read() {
-    let step = |xid| Step::Commit {
-        xid,
-        rows: rows(1, 100),
-    };
-    let script = Script {
-        steps: (700..1_000).map(step).collect(),
-    };
-    let mut walsender = Walsender::new(&script, START);
     let mut hand = Hand::new(settings(Acknowledge::Published));
-    hand.held = Some(Vec::new());
-    while hand.machine.wants_input() {
-        hand.send(&mut walsender);
-    }
+    hand.fill_window();
     let grace = Duration::from_secs(10);
     for round in 0..2 {
         hand.said.clear();
