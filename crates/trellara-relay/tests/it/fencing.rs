@@ -8,18 +8,13 @@ use trellara_envelope::{
 };
 use trellara_jetstream::read::Reader;
 
-use crate::cases::TABLE;
-use crate::world::{Wishes, World};
+use crate::world::World;
 
 /// On a stream with one copy each frame of a pipeline names the one before by its id, so that the
 /// broker refuses the rest of a pipeline whose beginning it refused.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r3_each_frame_of_a_pipeline_names_the_one_before() {
-    let mut world = World::new(Wishes::default(), TABLE).await;
-    let relay = world.start();
-    relay.streaming().await;
-    world.sql("INSERT INTO t VALUES (1, 'a')");
-    world.read_changes(&["I t (1, a)"]).await;
+    let (world, relay) = World::with_a_row().await;
     relay.stop().await;
     let reader = Reader::new(&world.broker, &world.options.flow.stream());
     let mut named = 0;
@@ -48,11 +43,7 @@ async fn r3_each_frame_of_a_pipeline_names_the_one_before() {
 /// next marker continues its own flow, and nothing is lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r3_frames_of_a_fenced_writer_are_passed_over() {
-    let mut world = World::new(Wishes::default(), TABLE).await;
-    let relay = world.start();
-    relay.streaming().await;
-    world.sql("INSERT INTO t VALUES (1, 'a')");
-    world.read_changes(&["I t (1, a)"]).await;
+    let (mut world, relay) = World::with_a_row().await;
     stray(&mut world, Incarnation(0), heartbeat()).await;
     world.sql("INSERT INTO t VALUES (2, 'b')");
     world.read_changes(&["I t (1, a)", "I t (2, b)"]).await;
@@ -73,11 +64,7 @@ async fn r3_frames_of_a_fenced_writer_are_passed_over() {
 /// does not owe it: nothing says that it was set back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r3_a_transaction_of_a_fenced_writer_is_not_asked_for() {
-    let mut world = World::new(Wishes::default(), TABLE).await;
-    let relay = world.start();
-    relay.streaming().await;
-    world.sql("INSERT INTO t VALUES (1, 'a')");
-    world.read_changes(&["I t (1, a)"]).await;
+    let (mut world, relay) = World::with_a_row().await;
     relay.stop().await;
     let source = world.chain.frames[0].1.header.source;
     let entry = BundleEntry {
@@ -111,11 +98,7 @@ fn heartbeat() -> Body {
 /// the frame below it, with a higher incarnation.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn c03_a_marker_on_another_frame_is_passed_over() {
-    let mut world = World::new(Wishes::default(), TABLE).await;
-    let relay = world.start();
-    relay.streaming().await;
-    world.sql("INSERT INTO t VALUES (1, 'a')");
-    world.read_changes(&["I t (1, a)"]).await;
+    let (mut world, relay) = World::with_a_row().await;
     relay.stop().await;
     for incarnation in [7, 8] {
         let mut marker = newest_marker(&world);

@@ -71,11 +71,7 @@ async fn a_missing_slot_or_stream_is_refused_by_name() {
 /// says where to go on, and the marker which tables there were. Without it nobody knows (C06).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_trimmed_stream_without_genesis_goes_on() {
-    let mut world = World::new(Wishes::default(), TABLE).await;
-    let relay = world.start();
-    relay.streaming().await;
-    world.sql("INSERT INTO t VALUES (1, 'a')");
-    world.read_changes(&["I t (1, a)"]).await;
+    let (mut world, relay) = World::with_a_row().await;
     relay.stop().await;
     let flow = &world.options.flow;
     let reader = Reader::new(&world.broker, &flow.stream());
@@ -134,11 +130,7 @@ async fn c04_a_source_can_be_shut_down_while_the_target_is_silent() {
 /// (C06: PostgreSQL 18 only warns).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn c06_a_dropped_publication_halts() {
-    let mut world = World::new(Wishes::default(), TABLE).await;
-    let relay = world.start();
-    relay.streaming().await;
-    world.sql("INSERT INTO t VALUES (1, 'before')");
-    world.read_changes(&["I t (1, before)"]).await;
+    let (world, relay) = World::with_a_row().await;
     world.sql("DROP PUBLICATION trellara_shop");
     world.sql("INSERT INTO t VALUES (2, 'lost')");
     let halt = relay.halted().await;
@@ -256,11 +248,7 @@ async fn b43_a_stream_that_takes_only_small_messages_is_filled_with_them() {
 /// A message id that is already known at another place is doubt, not success (C17).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn c17_only_the_expected_sequence_counts() {
-    let mut world = World::new(Wishes::default(), TABLE).await;
-    let relay = world.start();
-    relay.streaming().await;
-    world.sql("INSERT INTO t VALUES (1, 'a')");
-    world.read_changes(&["I t (1, a)"]).await;
+    let (world, relay) = World::with_a_row().await;
     // Somebody else writes: the relay's next frame is refused, and it does not go on from memory.
     let facts = topology::facts(&world.broker, &world.options.flow.stream()).await;
     let last = facts.expect("facts").last_sequence;

@@ -24,6 +24,7 @@ use trellara_relay::{
 use trellara_source::publication::{self, Partitions};
 use trellara_source::{SourceOptions, slot};
 
+use crate::cases::TABLE;
 use crate::chain::Chain;
 
 /// Longer than anything here takes, even on a loaded machine.
@@ -90,6 +91,16 @@ impl World {
         };
         world.set_up(wishes.max_bytes).await;
         world
+    }
+
+    /// The usual world, where a relay runs that has carried the row `(1, a)` of table `t`.
+    pub(crate) async fn with_a_row() -> (World, Relay) {
+        let mut world = World::new(Wishes::default(), TABLE).await;
+        let relay = world.start();
+        relay.streaming().await;
+        world.sql("INSERT INTO t VALUES (1, 'a')");
+        world.read_changes(&["I t (1, a)"]).await;
+        (world, relay)
     }
 
     async fn set_up(&mut self, max_bytes: u64) {
