@@ -213,8 +213,15 @@ async fn a_reader_without_patience_outlives_an_outage_of_the_broker() {
     assert_eq!(consumer.counters().rebuilt, 1);
 }
 
-#[tokio::test]
-async fn a_reader_without_patience_notices_that_messages_wait() {
+async fn pause(rig: &Rig, until: &str) -> serde_json::Value {
+    let endpoint = format!("CONSUMER.PAUSE.{}.applier", rig.stream);
+    let body = serde_json::json!({ "pause_until": until });
+    api(rig, &endpoint, &body.to_string()).await
+}
+
+/// A consumer that the server holds back, with five messages read and five waiting: open pulls,
+/// heartbeats, and no messages.
+async fn held_back() -> (Rig, Consumer) {
     let rig = Rig::start().await;
     rig.fill("tx.0", 0, 5, 50).await;
     let mut options = options(&rig, 1);
@@ -223,10 +230,15 @@ async fn a_reader_without_patience_notices_that_messages_wait() {
         .await
         .expect("a consumer");
     expect(&mut consumer, 1..=5).await;
-    let endpoint = format!("CONSUMER.PAUSE.{}.applier", rig.stream);
-    let paused = api(&rig, &endpoint, r#"{"pause_until":"2100-01-01T00:00:00Z"}"#).await;
+    let paused = pause(&rig, "2100-01-01T00:00:00Z").await;
     assert_eq!(paused["paused"], true, "{paused}");
-    rig.fill("tx.0", 5, 1, 50).await;
+    rig.fill("tx.0", 5, 5, 50).await;
+    (rig, consumer)
+}
+
+#[tokio::test]
+async fn a_reader_without_patience_notices_that_messages_wait() {
+    let (rig, mut consumer) = held_back().await;
     let rebuilt = async {
         while consumer.counters().rebuilt == 0 {
             let early = consumer.next().now_or_never();
@@ -235,30 +247,14 @@ async fn a_reader_without_patience_notices_that_messages_wait() {
         }
     };
     within(rebuilt).await;
-    api(&rig, &endpoint, r#"{"pause_until":"2000-01-01T00:00:00Z"}"#).await;
+    let free = pause(&rig, "2000-01-01T00:00:00Z").await;
+    assert_eq!(free["paused"], false, "{free}");
     assert_eq!(next_by_looks(&mut consumer).await, 6);
 }
 
 #[tokio::test]
 async fn b46_messages_that_wait_while_nothing_comes_are_noticed() {
-    let rig = Rig::start().await;
-    rig.fill("tx.0", 0, 5, 50).await;
-    let mut options = options(&rig, 1);
-    options.watchdog = Duration::from_millis(300);
-    let mut consumer = Consumer::open(&rig.broker, options)
-        .await
-        .expect("a consumer");
-    expect(&mut consumer, 1..=5).await;
-    // A consumer that the server holds back: open pulls, heartbeats, and no messages.
-    let body = r#"{"pause_until":"2100-01-01T00:00:00Z"}"#;
-    let paused = api(
-        &rig,
-        &format!("CONSUMER.PAUSE.{}.applier", rig.stream),
-        body,
-    )
-    .await;
-    assert_eq!(paused["paused"], true, "{paused}");
-    rig.fill("tx.0", 5, 5, 50).await;
+    let (rig, mut consumer) = held_back().await;
     let rebuilt = async {
         while consumer.counters().rebuilt == 0 {
             // Never answers while it is paused; only the watchdog does something.
@@ -266,13 +262,8 @@ async fn b46_messages_that_wait_while_nothing_comes_are_noticed() {
         }
     };
     within(rebuilt).await;
-    let body = r#"{"pause_until":"2000-01-01T00:00:00Z"}"#;
-    api(
-        &rig,
-        &format!("CONSUMER.PAUSE.{}.applier", rig.stream),
-        body,
-    )
-    .await;
+    let free = pause(&rig, "2000-01-01T00:00:00Z").await;
+    assert_eq!(free["paused"], false, "{free}");
     expect(&mut consumer, 6..=10).await;
 }
 
