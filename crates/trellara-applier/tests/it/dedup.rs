@@ -135,11 +135,7 @@ async fn c41_what_another_flow_applied_is_new_to_this_one() {
 #[tokio::test]
 async fn c33_another_course_of_events_at_the_same_places_has_diverged() {
     for memory in [0, 1 << 20] {
-        let mut flow = Flow::new(18).await;
-        flow.marker().await;
-        flow.bundle(&[&[1], &[2]]).await;
-        let applier = flow.start();
-        flow.caught_up().await;
+        let (mut flow, applier) = Flow::applied(18, &[&[1], &[2]]).await;
         applier.stop().await;
         let before = flow.target.checkpoint(&flow.name).await;
 
@@ -169,11 +165,7 @@ async fn c33_another_course_of_events_at_the_same_places_has_diverged() {
 /// The same inside a bundle of which the target has the first part.
 #[tokio::test]
 async fn c33_the_skipped_part_of_a_bundle_is_confirmed_too() {
-    let mut flow = Flow::new(18).await;
-    flow.marker().await;
-    flow.bundle(&[&[1]]).await;
-    let applier = flow.start();
-    flow.caught_up().await;
+    let (mut flow, applier) = Flow::applied(18, &[&[1]]).await;
     applier.stop().await;
 
     flow.go_back_to(0x100);
@@ -214,11 +206,7 @@ async fn c33_a_checkpoint_set_back_by_hand_is_named() {
 /// The same where the edit leaves the row's ends alone: the index finds it, without any cache.
 #[tokio::test]
 async fn c33_a_transaction_that_the_ledger_already_has_is_not_applied() {
-    let mut flow = Flow::new(15).await;
-    flow.marker().await;
-    flow.bundle(&[&[1]]).await;
-    let applier = flow.start();
-    flow.caught_up().await;
+    let (mut flow, applier) = Flow::applied(15, &[&[1]]).await;
     applier.stop().await;
     // The next transaction's identity comes into the ledger by hand.
     let from = flow.target.checkpoint(&flow.name).await;
@@ -288,11 +276,7 @@ async fn a_transaction_twice_in_one_run_waits_for_the_commit_of_the_first() {
 /// C43: a vouch does not outlive the session, whatever the target did meanwhile.
 #[tokio::test]
 async fn c43_after_a_reconnect_the_cache_is_born_anew() {
-    let mut flow = Flow::new(18).await;
-    flow.marker().await;
-    flow.bundle(&[&[1]]).await;
-    let applier = flow.start();
-    flow.caught_up().await;
+    let (mut flow, applier) = Flow::applied(18, &[&[1]]).await;
     assert_eq!(dedup(&applier).hydrations, 1);
     let behind = flow.target.checkpoint(&flow.name).await;
     flow.bundle(&[&[2], &[3]]).await;

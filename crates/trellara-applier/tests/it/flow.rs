@@ -257,7 +257,17 @@ impl Flow {
         Self::with_broker(version, nats_url()).await
     }
 
-    /// The same on a broker that the test may stop.
+    /// The same with one bundle in it, and an applier that has applied it and runs.
+    pub(crate) async fn applied(version: u32, transactions: &[&[i32]]) -> (Self, Running) {
+        let mut flow = Self::new(version).await;
+        flow.marker().await;
+        flow.bundle(transactions).await;
+        let applier = flow.start();
+        flow.caught_up().await;
+        (flow, applier)
+    }
+
+    /// A flow on a broker that the test may stop.
     pub(crate) async fn with_broker(version: u32, url: String) -> Self {
         let target = Target::new(version).await;
         let name: FlowName = target.name.parse().unwrap();

@@ -93,11 +93,7 @@ async fn a_rewind_skips_thousands_and_writes_nothing() {
 /// A rewind proves what it reads: a transaction that is not in the ledger is not passed by.
 #[tokio::test]
 async fn a_rewind_over_a_transaction_that_the_ledger_lacks_fails_by_name() {
-    let mut flow = Flow::new(18).await;
-    flow.marker().await;
-    flow.bundle(&[&[1]]).await;
-    let applier = flow.start();
-    flow.caught_up().await;
+    let (flow, applier) = Flow::applied(18, &[&[1]]).await;
     sql(
         &flow,
         "UPDATE trellara.applied SET hashes = decode(repeat('ab', 16), 'hex') \

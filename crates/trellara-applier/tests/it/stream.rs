@@ -21,11 +21,7 @@ async fn transactions_arrive_whole_in_order_and_once_on_18() {
 }
 
 async fn arrives(version: u32) {
-    let mut flow = Flow::new(version).await;
-    flow.marker().await;
-    flow.bundle(&[&[1, 2], &[3]]).await;
-    let applier = flow.start();
-    flow.caught_up().await;
+    let (mut flow, applier) = Flow::applied(version, &[&[1, 2], &[3]]).await;
     flow.bundle(&[&[4]]).await;
     flow.large(&[5, 6, 7, 8, 9], |_| {}).await;
     flow.bundle(&[&[10]]).await;
@@ -98,11 +94,7 @@ async fn c21_checkpoint_inside_a_bundle() {
 
 #[tokio::test]
 async fn c25_the_transport_half_moves_when_only_duplicates_arrive() {
-    let mut flow = Flow::new(18).await;
-    flow.marker().await;
-    flow.bundle(&[&[1], &[2]]).await;
-    let applier = flow.start();
-    flow.caught_up().await;
+    let (mut flow, applier) = Flow::applied(18, &[&[1], &[2]]).await;
     applier.stop().await;
 
     // A relay without memory publishes the same transactions again.
@@ -272,11 +264,7 @@ async fn c24_another_targets_stream_is_refused() {
 
 #[tokio::test]
 async fn c26_a_new_stream_goes_on_where_it_continues_at_or_below_the_checkpoint() {
-    let mut flow = Flow::new(18).await;
-    flow.marker().await;
-    flow.bundle(&[&[1], &[2]]).await;
-    let applier = flow.start();
-    flow.caught_up().await;
+    let (mut flow, applier) = Flow::applied(18, &[&[1], &[2]]).await;
     applier.stop().await;
 
     flow.replace_stream(0x110).await;
@@ -339,11 +327,7 @@ async fn a_stream_without_the_checkpoints_frame_or_a_marker_halts() {
 
 #[tokio::test]
 async fn b52_a_second_applier_waits_and_takes_over() {
-    let mut flow = Flow::new(18).await;
-    flow.marker().await;
-    flow.bundle(&[&[1]]).await;
-    let first = flow.start();
-    flow.caught_up().await;
+    let (mut flow, first) = Flow::applied(18, &[&[1]]).await;
 
     let mut impatient = flow.options();
     impatient.standby = Standby::GiveUpAfter(std::time::Duration::ZERO);
@@ -361,11 +345,7 @@ async fn b52_a_second_applier_waits_and_takes_over() {
 
 #[tokio::test]
 async fn a_lost_target_session_is_taken_up_anew() {
-    let mut flow = Flow::new(18).await;
-    flow.marker().await;
-    flow.bundle(&[&[1]]).await;
-    let applier = flow.start();
-    flow.caught_up().await;
+    let (mut flow, applier) = Flow::applied(18, &[&[1]]).await;
     flow.target
         .client
         .execute(
