@@ -82,7 +82,8 @@ impl Answer {
         match self {
             Answer::Began { first, until } => format!("{token} began {first} {until}"),
             Answer::Done(report) => {
-                let words = report.numbers().map(|number| number.to_string());
+                let mut report = *report;
+                let words = report.fields().map(|number| number.to_string());
                 format!("{token} done {}", words.join(" "))
             }
             Answer::Failed { reason } => {
@@ -106,8 +107,12 @@ impl Answer {
                 })
             }
             "done" => {
-                let numbers: Vec<u64> = rest.split(' ').map_while(|n| n.parse().ok()).collect();
-                Some(Answer::Done(Report::of(&numbers.try_into().ok()?)))
+                let mut report = Report::default();
+                let mut words = rest.split(' ');
+                for field in report.fields() {
+                    *field = words.next()?.parse().ok()?;
+                }
+                words.next().is_none().then_some(Answer::Done(report))
             }
             "failed" => Some(Answer::Failed {
                 reason: rest.to_owned(),
@@ -118,7 +123,8 @@ impl Answer {
 }
 
 impl Report {
-    fn numbers(&self) -> [u64; 8] {
+    /// In the order of the payload.
+    fn fields(&mut self) -> [&mut u64; 8] {
         let Report {
             first,
             until,
@@ -128,7 +134,7 @@ impl Report {
             rows_read,
             rows_written,
             milliseconds,
-        } = *self;
+        } = self;
         [
             first,
             until,
@@ -139,29 +145,6 @@ impl Report {
             rows_written,
             milliseconds,
         ]
-    }
-
-    fn of(numbers: &[u64; 8]) -> Self {
-        let [
-            first,
-            until,
-            frames,
-            transactions,
-            probes,
-            rows_read,
-            rows_written,
-            milliseconds,
-        ] = *numbers;
-        Self {
-            first,
-            until,
-            frames,
-            transactions,
-            probes,
-            rows_read,
-            rows_written,
-            milliseconds,
-        }
     }
 }
 
@@ -195,7 +178,7 @@ mod tests {
                 transactions: 1_000_000,
                 probes: 250,
                 rows_read: 9000,
-                rows_written: 0,
+                rows_written: 3,
                 milliseconds: 1500,
             }),
             Answer::Failed {
