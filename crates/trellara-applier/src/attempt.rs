@@ -4,22 +4,20 @@ use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
 
-use futures_util::FutureExt;
 use tokio_util::sync::CancellationToken;
-use trellara_envelope::{Body, Halt, HaltCode, Incarnation, StreamSequence};
+use trellara_envelope::{Halt, HaltCode, Incarnation, StreamSequence};
 use trellara_jetstream::consume::{Consumer, ConsumerOptions, Delivery};
 use trellara_jetstream::read::Reader;
 use trellara_jetstream::{Broker, BrokerError};
 use trellara_postgres::Notification;
 
 use crate::apply::Writer;
-use crate::batch::{Batch, Claim};
+use crate::batch::Batch;
 use crate::cache::SharedCache;
 use crate::checkpoint::{Checkpoint, StreamIdentity};
-use crate::chunks::Large;
 use crate::lane::{self, Claimant};
 use crate::ledger::{self, Ledger};
-use crate::machine::{self, Delivered, Machine, Verdict};
+use crate::machine::Machine;
 use crate::options::ApplierOptions;
 use crate::position;
 use crate::report::Reporter;
@@ -35,6 +33,7 @@ use self::rewind::Rewinding;
 
 mod commit;
 mod dedup;
+mod deliver;
 mod rewind;
 mod unfit;
 
@@ -239,119 +238,6 @@ impl<'a> Attempt<'a> {
         Ok(())
     }
 
-    /// Takes one delivery and everything that is already here, then commits what has to be.
-    async fn delivered(&mut self, first: Delivery) -> Result<(), Trouble> {
-        let mut next = Some(first);
-        while let Some(delivery) = next {
-            self.take(delivery).await?;
-            let full = self.batch.bytes() >= self.options.batch_bytes
-                || self.batch.units().len() >= self.options.batch_transactions
-                || self.batch.claims().len() >= self.options.batch_transactions;
-            if full || !self.closed.is_empty() {
-                break;
-            }
-            next = self.consumer.next().now_or_never().transpose()?;
-        }
-        // Whatever is not written down yet: that it was applied before is confirmed now.
-        self.confirm().await?;
-        let asked = self.asked_until.is_some_and(|until| Instant::now() < until);
-        let due = self.written.elapsed() >= self.options.idle_checkpoint;
-        if !self.batch.units().is_empty() || !self.closed.is_empty() || asked || due {
-            self.write_down().await?;
-        }
-        Ok(())
-    }
-
-    /// Judges one delivery, and puts what is accepted into the batch.
-    async fn take(&mut self, delivery: Delivery) -> Result<(), Trouble> {
-        let opened = position::open(
-            &self.reader,
-            self.options,
-            delivery.sequence,
-            delivery.payload,
-        )
-        .await;
-        let opened = match opened {
-            Ok(opened) => opened,
-            Err(trouble) => {
-                // What was accepted before it is sound and goes in first.
-                self.write_down().await?;
-                return Err(trouble);
-            }
-        };
-        if self.rewinding.is_some() {
-            return self.pass_again(&opened).await;
-        }
-        let stood = self.machine.sequence();
-        match self.machine.frame(&opened) {
-            Verdict::Apply(range) => self.accept(&opened, range).await?,
-            Verdict::Progress => {
-                self.claim(&opened);
-                self.pass(&opened).await?;
-            }
-            Verdict::Duplicate => {
-                self.count_duplicate(&opened);
-                self.claim(&opened);
-                self.pass(&opened).await?;
-            }
-            Verdict::Redelivered => {
-                self.count_duplicate(&opened);
-                self.claim(&opened);
-            }
-            Verdict::Aside => {}
-            Verdict::Missing => return self.missing(&opened).await,
-            Verdict::Overtaken(halt) => self.overtaken(&opened, halt).await?,
-            Verdict::Halt(halt) => {
-                self.write_down().await?;
-                self.unless_void(&opened, halt).await?;
-            }
-        }
-        if self.machine.sequence() != stood {
-            self.repositions = 0;
-            self.passed_over.clear();
-        }
-        Ok(())
-    }
-
-    async fn accept(
-        &mut self,
-        opened: &Delivered,
-        range: std::ops::Range<usize>,
-    ) -> Result<(), Trouble> {
-        match &opened.frame.body {
-            Body::Manifest(manifest) => {
-                self.write_down().await?;
-                let large = Large {
-                    manifest,
-                    incarnation: opened.frame.header.incarnation,
-                    sequence: opened.sequence,
-                };
-                self.prove_new(&[Claim::of(&machine::entry_of(manifest))])
-                    .await?;
-                self.batch
-                    .take_whole(opened, manifest.end_lsn, &self.stream);
-                self.apply_large(large).await
-            }
-            _ => {
-                self.batch.take(opened, range, &self.stream);
-                Ok(())
-            }
-        }
-    }
-
-    async fn pass(&mut self, opened: &Delivered) -> Result<(), Trouble> {
-        let opens = machine::closes_lower(&opened.frame.body);
-        if opens && !self.batch.units().is_empty() {
-            // It may begin a timeline; what came before is recorded under its own.
-            self.write_down().await?;
-        }
-        self.batch.pass(opened, &self.stream);
-        if opens && let Some(before) = opened.frame.header.incarnation.0.checked_sub(1) {
-            self.closed.push(Incarnation(before));
-        }
-        Ok(())
-    }
-
     async fn trim(&mut self) -> Result<(), Trouble> {
         let trimmed = self
             .trimmer
@@ -395,13 +281,6 @@ impl<'a> Attempt<'a> {
             transport.sequence,
             transport.incarnation,
         );
-    }
-
-    fn count_duplicate(&self, opened: &Delivered) {
-        // A marker or heartbeat that moves nothing is no duplicate of anything.
-        if !machine::entries(&opened.frame.body).is_empty() {
-            self.status.count_duplicate_frame(&self.options.flow);
-        }
     }
 }
 

@@ -1,0 +1,136 @@
+//! What becomes of a delivery: judged by the machine, gathered into the batch, passed or refused.
+
+use std::time::Instant;
+
+use futures_util::FutureExt;
+use trellara_envelope::{Body, Incarnation};
+use trellara_jetstream::consume::Delivery;
+
+use super::Attempt;
+use crate::batch::Claim;
+use crate::chunks::Large;
+use crate::machine::{self, Delivered, Verdict};
+use crate::position;
+use crate::trouble::Trouble;
+
+impl Attempt<'_> {
+    /// Takes one delivery and everything that is already here, then commits what has to be.
+    pub(super) async fn delivered(&mut self, first: Delivery) -> Result<(), Trouble> {
+        let mut next = Some(first);
+        while let Some(delivery) = next {
+            self.take(delivery).await?;
+            let full = self.batch.bytes() >= self.options.batch_bytes
+                || self.batch.units().len() >= self.options.batch_transactions
+                || self.batch.claims().len() >= self.options.batch_transactions;
+            if full || !self.closed.is_empty() {
+                break;
+            }
+            next = self.consumer.next().now_or_never().transpose()?;
+        }
+        // Whatever is not written down yet: that it was applied before is confirmed now.
+        self.confirm().await?;
+        let asked = self.asked_until.is_some_and(|until| Instant::now() < until);
+        let due = self.written.elapsed() >= self.options.idle_checkpoint;
+        if !self.batch.units().is_empty() || !self.closed.is_empty() || asked || due {
+            self.write_down().await?;
+        }
+        Ok(())
+    }
+
+    /// Judges one delivery, and puts what is accepted into the batch.
+    async fn take(&mut self, delivery: Delivery) -> Result<(), Trouble> {
+        let opened = position::open(
+            &self.reader,
+            self.options,
+            delivery.sequence,
+            delivery.payload,
+        )
+        .await;
+        let opened = match opened {
+            Ok(opened) => opened,
+            Err(trouble) => {
+                // What was accepted before it is sound and goes in first.
+                self.write_down().await?;
+                return Err(trouble);
+            }
+        };
+        if self.rewinding.is_some() {
+            return self.pass_again(&opened).await;
+        }
+        let stood = self.machine.sequence();
+        match self.machine.frame(&opened) {
+            Verdict::Apply(range) => self.accept(&opened, range).await?,
+            Verdict::Progress => {
+                self.claim(&opened);
+                self.pass(&opened).await?;
+            }
+            Verdict::Duplicate => {
+                self.count_duplicate(&opened);
+                self.claim(&opened);
+                self.pass(&opened).await?;
+            }
+            Verdict::Redelivered => {
+                self.count_duplicate(&opened);
+                self.claim(&opened);
+            }
+            Verdict::Aside => {}
+            Verdict::Missing => return self.missing(&opened).await,
+            Verdict::Overtaken(halt) => self.overtaken(&opened, halt).await?,
+            Verdict::Halt(halt) => {
+                self.write_down().await?;
+                self.unless_void(&opened, halt).await?;
+            }
+        }
+        if self.machine.sequence() != stood {
+            self.repositions = 0;
+            self.passed_over.clear();
+        }
+        Ok(())
+    }
+
+    async fn accept(
+        &mut self,
+        opened: &Delivered,
+        range: std::ops::Range<usize>,
+    ) -> Result<(), Trouble> {
+        match &opened.frame.body {
+            Body::Manifest(manifest) => {
+                self.write_down().await?;
+                let large = Large {
+                    manifest,
+                    incarnation: opened.frame.header.incarnation,
+                    sequence: opened.sequence,
+                };
+                self.prove_new(&[Claim::of(&machine::entry_of(manifest))])
+                    .await?;
+                self.batch
+                    .take_whole(opened, manifest.end_lsn, &self.stream);
+                self.apply_large(large).await
+            }
+            _ => {
+                self.batch.take(opened, range, &self.stream);
+                Ok(())
+            }
+        }
+    }
+
+    async fn pass(&mut self, opened: &Delivered) -> Result<(), Trouble> {
+        let opens = machine::closes_lower(&opened.frame.body);
+        if opens && !self.batch.units().is_empty() {
+            // It may begin a timeline; what came before is recorded under its own.
+            self.write_down().await?;
+        }
+        self.batch.pass(opened, &self.stream);
+        if opens && let Some(before) = opened.frame.header.incarnation.0.checked_sub(1) {
+            self.closed.push(Incarnation(before));
+        }
+        Ok(())
+    }
+
+    pub(super) fn count_duplicate(&self, opened: &Delivered) {
+        // A marker or heartbeat that moves nothing is no duplicate of anything.
+        if !machine::entries(&opened.frame.body).is_empty() {
+            self.status.count_duplicate_frame(&self.options.flow);
+        }
+    }
+}
