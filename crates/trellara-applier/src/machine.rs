@@ -3,16 +3,18 @@
 //! The machine never waits, reads no clock and asks nobody: a frame goes in, a [`Verdict`] comes
 //! out. It never lets a frame pass that neither continues the checkpoint nor lies wholly below it.
 
-use std::borrow::Cow;
 use std::ops::Range;
 
 use trellara_envelope::{
-    Body, BundleEntry, Frame, FrameDigest, FrameOrdinal, Genesis, Halt, HaltCode, Header,
-    Incarnation, Lane, Lsn, Manifest, Marker, SourceHistory, SourceId, StreamSequence,
+    BundleEntry, Frame, FrameDigest, FrameOrdinal, Halt, HaltCode, Header, Incarnation, Lane, Lsn,
+    SourceHistory, SourceId, StreamSequence,
 };
 
 use crate::checkpoint::Checkpoint;
 
+pub(crate) use self::body::{closes_lower, continues_at, entries, entry_of, history_of};
+
+mod body;
 mod form;
 #[cfg(test)]
 pub(crate) mod testing;
@@ -367,66 +369,6 @@ impl Machine {
 
     fn is_next(&self, header: &Header) -> bool {
         header.ordinal.0 == self.seen.ordinal.0 + 1
-    }
-}
-
-/// The transactions that end in a frame of this body.
-pub(crate) fn entries(body: &Body) -> Cow<'_, [BundleEntry]> {
-    match body {
-        Body::Bundle(entries) => Cow::Borrowed(entries),
-        Body::Manifest(manifest) => Cow::Owned(vec![entry_of(manifest)]),
-        Body::Genesis(_)
-        | Body::Marker(_)
-        | Body::Heartbeat(_)
-        | Body::Chunk(_)
-        | Body::Abort(_) => Cow::Borrowed(&[]),
-    }
-}
-
-/// A manifest seen as a bundle's entry: it holds one transaction.
-pub(crate) fn entry_of(manifest: &Manifest) -> BundleEntry {
-    BundleEntry {
-        source: manifest.source,
-        commit_lsn: manifest.commit_lsn,
-        end_lsn: manifest.end_lsn,
-        xid: manifest.xid,
-        commit_time: manifest.commit_time,
-        bytes: 0,
-        changes: 0,
-    }
-}
-
-/// Whether a frame of this body ends every lower incarnation, so that their open transactions are
-/// garbage (C13).
-pub(crate) fn closes_lower(body: &Body) -> bool {
-    continues_at(body).is_some()
-}
-
-/// From where the writer of a genesis or marker goes on.
-pub(crate) fn continues_at(body: &Body) -> Option<Lsn> {
-    match body {
-        Body::Genesis(Genesis { continues_at, .. }) | Body::Marker(Marker { continues_at, .. }) => {
-            Some(*continues_at)
-        }
-        Body::Heartbeat(_)
-        | Body::Bundle(_)
-        | Body::Chunk(_)
-        | Body::Abort(_)
-        | Body::Manifest(_) => None,
-    }
-}
-
-/// The timelines that a genesis or marker names.
-pub(crate) fn history_of(body: &Body) -> Option<&SourceHistory> {
-    match body {
-        Body::Genesis(Genesis { history, .. }) | Body::Marker(Marker { history, .. }) => {
-            Some(history)
-        }
-        Body::Heartbeat(_)
-        | Body::Bundle(_)
-        | Body::Chunk(_)
-        | Body::Abort(_)
-        | Body::Manifest(_) => None,
     }
 }
 

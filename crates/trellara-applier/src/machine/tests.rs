@@ -1,5 +1,5 @@
 use proptest::prelude::*;
-use trellara_envelope::Timeline;
+use trellara_envelope::{Body, Timeline};
 
 use super::testing::{Writer, on};
 use super::*;
