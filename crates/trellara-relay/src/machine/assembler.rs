@@ -1,8 +1,7 @@
 //! pgoutput messages in, frames out; values are never looked at.
 
 use trellara_envelope::{
-    AbortedSet, Body, BundleEntry, CommitTime, Halt, HaltCode, Lsn, Oid, SourceHistory,
-    StreamSequence, TransactionIdentity, Xid, records,
+    Body, Halt, HaltCode, Lsn, Oid, SourceHistory, StreamSequence, Xid, records,
 };
 use trellara_pgoutput::{Kind, Message, Peek, decode, peek};
 
@@ -11,9 +10,11 @@ use super::chunks::Chunks;
 use super::descriptions::Descriptions;
 use super::held::Held;
 use super::open::Open;
-use super::resent::{Resent, Verdict};
+use super::resent::Resent;
 use super::sequencer::{Advance, Sequencer};
 use super::streamed::Streamed;
+
+mod commit;
 
 /// Sizes in bytes at which frames are closed.
 #[derive(Debug, Clone, Copy)]
@@ -208,15 +209,6 @@ impl Assembler {
         }
     }
 
-    fn identity(&self, commit_lsn: Lsn, xid: Xid, commit_time: CommitTime) -> TransactionIdentity {
-        TransactionIdentity {
-            source: self.history.source_at(commit_lsn),
-            commit_lsn,
-            xid,
-            commit_time,
-        }
-    }
-
     fn relation(
         &mut self,
         message: &[u8],
@@ -309,111 +301,6 @@ impl Assembler {
             .change(&mut open, &self.known, message, look, frames)?;
         self.between = Between::Large(open);
         Ok(())
-    }
-
-    fn commit(
-        &mut self,
-        commit_lsn: Lsn,
-        end_lsn: Lsn,
-        commit_time: CommitTime,
-        frames: &mut Sequencer,
-    ) -> Result<(), Halt> {
-        match std::mem::replace(&mut self.between, Between::Nothing) {
-            Between::Nothing => return Err(misplaced()),
-            Between::Skipped { xid, any } => {
-                let identity = self.identity(commit_lsn, xid, commit_time);
-                self.resent.committed(&identity, end_lsn, !any)?;
-            }
-            Between::Small(current) => {
-                let identity = self.identity(commit_lsn, current.xid, commit_time);
-                let empty = current.changes == 0 && current.records.is_empty();
-                let verdict = self.resent.committed(&identity, end_lsn, empty)?;
-                if verdict == Verdict::Keep && !empty {
-                    self.gather(*current, identity, end_lsn, frames);
-                }
-            }
-            Between::Large(open) => {
-                let identity = self.identity(commit_lsn, open.xid, commit_time);
-                self.resent.committed(&identity, end_lsn, false)?;
-                self.flush(frames);
-                self.chunks.close(*open, identity, end_lsn, frames);
-            }
-        }
-        self.complete = self.complete.max(end_lsn);
-        Ok(())
-    }
-
-    /// A streamed transaction has committed.
-    fn stream_commit(
-        &mut self,
-        identity: TransactionIdentity,
-        end: Lsn,
-        frames: &mut Sequencer,
-    ) -> Result<(), Halt> {
-        let mut open = self.streamed.take(identity.xid).ok_or_else(misplaced)?;
-        open.promote(&mut self.known);
-        let verdict = self.resent.committed(&identity, end, open.is_empty())?;
-        if open.is_empty() {
-            self.chunks.forget(&open);
-        } else if verdict == Verdict::Drop {
-            // Its chunks went out before anyone could know that it is in the stream (C20).
-            self.chunks.abort_whole(&open, frames);
-        } else {
-            let ask = !open.subtransactions.is_empty();
-            let held = Held {
-                open,
-                identity,
-                end,
-            };
-            if ask {
-                self.held = Some(held);
-                return Ok(());
-            }
-            self.release(held, &AbortedSet::EMPTY, frames);
-        }
-        self.complete = self.complete.max(end);
-        Ok(())
-    }
-
-    /// Closes a streamed transaction that has committed; `aborted` was rolled back, and nothing
-    /// that was received says so.
-    pub(super) fn release(&mut self, held: Held, aborted: &AbortedSet, frames: &mut Sequencer) {
-        let Held {
-            mut open,
-            identity,
-            end,
-        } = held;
-        // The descriptions stay the connection's: what the source does not withdraw, it does not
-        // send again.
-        open.unwritten.extend(aborted.ranges().iter().copied());
-        self.flush(frames);
-        self.chunks.close(*open, identity, end, frames);
-        self.complete = self.complete.max(end);
-    }
-
-    fn gather(
-        &mut self,
-        current: Current,
-        identity: TransactionIdentity,
-        end_lsn: Lsn,
-        frames: &mut Sequencer,
-    ) {
-        if self.bundle.bytes() + current.bytes() > self.bundle_size {
-            self.flush(frames);
-        }
-        let entry = BundleEntry {
-            source: identity.source,
-            commit_lsn: identity.commit_lsn,
-            end_lsn,
-            xid: identity.xid,
-            commit_time: identity.commit_time,
-            bytes: 0,
-            changes: current.changes,
-        };
-        self.bundle.add(current, entry);
-        if self.bundle.bytes() >= self.bundle_size {
-            self.flush(frames);
-        }
     }
 }
 
