@@ -17,6 +17,16 @@ pub(crate) struct Decision {
     pub(crate) because: String,
 }
 
+impl Decision {
+    /// The level as the file writes it.
+    pub(crate) fn level(&self) -> &'static str {
+        match self.acknowledge {
+            Acknowledge::Published => "published",
+            Acknowledge::Applied => "applied",
+        }
+    }
+}
+
 /// Decides; asks the broker's monitors when the file names them.
 pub(crate) async fn decide(config: &Config) -> Decision {
     let published = |because: &str| Decision {

@@ -37,8 +37,7 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
     telemetry::start_logs(context, true, args.daemon.log_format);
     let config = context.config()?;
     let decision = acknowledge::decide(&config).await;
-    let level = format!("{:?}", decision.acknowledge).to_lowercase();
-    tracing::info!(flow = %config.flow, acknowledge = level, because = decision.because, "relay starting");
+    tracing::info!(flow = %config.flow, acknowledge = decision.level(), because = decision.because, "relay starting");
     let broker = broker::connect_daemon(&config, "relay").await?;
     let relay = component(&config, broker, decision.acknowledge);
     daemon::serve(vec![relay], &config, LISTEN_RELAY).await

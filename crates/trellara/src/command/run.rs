@@ -52,8 +52,7 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
     let applier_broker = broker::connect_daemon(&config, "applier").await?;
     ensure_set_up(&config, &relay_broker, context).await?;
     let decision = acknowledge::decide(&config).await;
-    let level = format!("{:?}", decision.acknowledge).to_lowercase();
-    tracing::info!(flow = %config.flow, acknowledge = level, because = decision.because, "starting");
+    tracing::info!(flow = %config.flow, acknowledge = decision.level(), because = decision.because, "starting");
     let components = vec![
         command::relay::component(&config, relay_broker, decision.acknowledge),
         command::applier::component(&config, applier_broker),

@@ -20,7 +20,7 @@ pub(super) async fn examine(
     findings: &mut Findings,
 ) {
     let decision = acknowledge::decide(config).await;
-    let level = format!("{:?}", decision.acknowledge).to_lowercase();
+    let level = decision.level();
     findings.note(
         "ACKNOWLEDGE",
         "source.acknowledge",
