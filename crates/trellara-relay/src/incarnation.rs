@@ -402,28 +402,7 @@ impl Incarnate<'_> {
             (Some(halt), None) => tracing::info!(code = %halt.code, "mended: going on"),
             _ => {}
         }
-        self.status.update(|status| {
-            if now.streaming && !self.machine.is_over() {
-                status.state = match now.waiting_for.is_empty() {
-                    true => RelayState::Streaming,
-                    false => RelayState::Waiting,
-                };
-            }
-            status.waiting_for = now.waiting_for;
-            status.halt = now.halt;
-            status.lsn_received = now.lsn_received;
-            status.lsn_published = now.lsn_published;
-            status.lsn_confirmed = now.lsn_confirmed;
-            status.lsn_applied = now.lsn_applied;
-            status.last_sequence = now.last_sequence;
-            status.window_bytes = now.window_bytes;
-            status.open_bytes = now.open_bytes;
-            status.open_transactions = now.open_transactions;
-            status.frames += now.frames - before.frames;
-            status.frame_bytes += now.frame_bytes - before.frame_bytes;
-            status.transactions += now.transactions - before.transactions;
-            status.doubts += now.doubts - before.doubts;
-        });
+        self.status.take(now, &before, self.machine.is_over());
     }
 }
 

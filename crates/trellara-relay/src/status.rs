@@ -6,7 +6,7 @@ use std::time::Instant;
 use tokio::sync::watch;
 use trellara_envelope::{Halt, Incarnation, Lsn, StreamSequence, Xid};
 
-use crate::machine::LargeTransaction;
+use crate::machine::{LargeTransaction, MachineStatus};
 
 /// What the relay is doing.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -109,6 +109,33 @@ impl RelayStatus {
                  halts with STREAM_TOO_SMALL when it does not fit"
             );
         }
+    }
+
+    /// Takes over what the machine says. Counts go on from one incarnation to the next, so `before`
+    /// is what was taken over last.
+    pub(crate) fn take(&self, now: MachineStatus, before: &MachineStatus, is_over: bool) {
+        self.update(|status| {
+            if now.streaming && !is_over {
+                status.state = match now.waiting_for.is_empty() {
+                    true => RelayState::Streaming,
+                    false => RelayState::Waiting,
+                };
+            }
+            status.waiting_for = now.waiting_for;
+            status.halt = now.halt;
+            status.lsn_received = now.lsn_received;
+            status.lsn_published = now.lsn_published;
+            status.lsn_confirmed = now.lsn_confirmed;
+            status.lsn_applied = now.lsn_applied;
+            status.last_sequence = now.last_sequence;
+            status.window_bytes = now.window_bytes;
+            status.open_bytes = now.open_bytes;
+            status.open_transactions = now.open_transactions;
+            status.frames += now.frames - before.frames;
+            status.frame_bytes += now.frame_bytes - before.frame_bytes;
+            status.transactions += now.transactions - before.transactions;
+            status.doubts += now.doubts - before.doubts;
+        });
     }
 
     pub(crate) fn update(&self, change: impl FnOnce(&mut StatusSnapshot)) {
