@@ -3,7 +3,9 @@
 mod budget;
 #[path = "../../tests/it/chain.rs"]
 mod chain;
+mod hand;
 mod held;
+mod resent;
 mod rules;
 mod shutdown;
 mod simulation;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use trellara_envelope::{Body, Frame, FrameKind, Lane, LaneEpoch, PositionReport, StreamSequence};
 
-use super::rules::{Hand, START, rows};
+use super::hand::{Hand, START, rows};
 use super::simulation::{flow, history, settings};
 use super::source::{Script, Step, Walsender};
 use crate::Acknowledge;

@@ -2,7 +2,7 @@
 
 use trellara_envelope::{AbortedRange, AbortedSet, Body, FrameKind, Lsn, Xid};
 
-use super::rules::{Hand, START, rows};
+use super::hand::{Hand, START, rows};
 use super::simulation::settings;
 use super::source::{Script, Step, Walsender, keepalive};
 use crate::Acknowledge;

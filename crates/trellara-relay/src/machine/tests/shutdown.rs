@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use trellara_envelope::{Incarnation, Lsn};
 
-use super::rules::{Hand, START};
+use super::hand::{Hand, START};
 use super::simulation::{Stream, settings};
 use super::source::keepalive;
 use crate::Acknowledge;
