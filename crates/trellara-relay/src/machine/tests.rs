@@ -10,3 +10,4 @@ mod rules;
 mod shutdown;
 mod simulation;
 mod source;
+mod stream;

@@ -5,8 +5,8 @@ use std::time::Duration;
 use trellara_envelope::{Body, Frame, FrameKind, Lane, LaneEpoch, PositionReport, StreamSequence};
 
 use super::hand::{Hand, START, rows};
-use super::simulation::{flow, history, settings};
 use super::source::{Script, Step, Walsender};
+use super::stream::{flow, history, settings};
 use crate::Acknowledge;
 use crate::machine::{Command, Event, StreamSpace};
 

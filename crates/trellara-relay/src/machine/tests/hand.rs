@@ -5,8 +5,8 @@ use std::time::Duration;
 use trellara_envelope::{FrameKind, HaltCode, Incarnation, Lsn};
 use trellara_jetstream::publish::Outcome;
 
-use super::simulation::{Stream, settings};
 use super::source::{Row, Script, Step, Walsender};
+use super::stream::{Stream, settings};
 use crate::Acknowledge;
 use crate::machine::{
     Command, Event, LastTransaction, Machine, Publish, Settings, Start, TailAnswer,

@@ -3,8 +3,8 @@
 use trellara_envelope::{AbortedRange, AbortedSet, Body, FrameKind, Lsn, Xid};
 
 use super::hand::{Hand, START, rows};
-use super::simulation::settings;
 use super::source::{Script, Step, Walsender, keepalive};
+use super::stream::settings;
 use crate::Acknowledge;
 use crate::machine::{Command, Event};
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 use trellara_envelope::{CommitTime, FrameKind, HaltCode, Lsn, TransactionIdentity, Xid};
 
 use super::hand::{Hand, START, one_commit};
-use super::simulation::settings;
 use super::source::{Script, Step, Walsender, keepalive};
+use super::stream::settings;
 use crate::Acknowledge;
 use crate::machine::{Event, LastTransaction};
 

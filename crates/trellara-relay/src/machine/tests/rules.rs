@@ -6,8 +6,8 @@ use trellara_envelope::{Body, FrameKind, HaltCode, Incarnation, Lsn, StreamSeque
 use trellara_jetstream::publish::Outcome;
 
 use super::hand::{Hand, START, one_commit, rows};
-use super::simulation::{Stream, history, settings};
 use super::source::{Script, Step, Walsender, keepalive};
+use super::stream::{Stream, history, settings};
 use crate::Acknowledge;
 use crate::machine::{
     Command, Event, FootingAnswer, LastTransaction, Machine, StreamSpace, TailAnswer,

@@ -5,8 +5,8 @@ use std::time::Duration;
 use trellara_envelope::{Incarnation, Lsn};
 
 use super::hand::{Hand, START};
-use super::simulation::{Stream, settings};
 use super::source::keepalive;
+use super::stream::{Stream, settings};
 use crate::Acknowledge;
 use crate::machine::{Command, Event, Machine, ProbeAnswer};
 
