@@ -5,8 +5,6 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use rand::rngs::StdRng;
-use rand::{Rng, SeedableRng};
 use serde_json::Value;
 use trellara_local::StopMode;
 use trellara_testkit::flow::Flow;
@@ -15,27 +13,18 @@ use trellara_testkit::ground::{Ground, GroundOptions};
 
 use crate::scenario::{WITHIN, run, started, value};
 
+mod kills;
+mod told;
+mod two_flows;
+
 const KEYLESS: &str =
     "CREATE TABLE log (id bigint, note text); ALTER TABLE log REPLICA IDENTITY FULL";
-/// Every identity in the ledger, and whether one stands there twice.
+/// How many identities too many the ledger holds: those that stand in one flow's twice.
 const TWICE: &str = "\
-SELECT count(*) - count(DISTINCT h) FROM (\
-  SELECT substring(hashes FROM g * 16 + 1 FOR 16) AS h FROM trellara.applied, \
-         LATERAL generate_series(0, length(hashes) / 16 - 1) AS g WHERE length(hashes) > 0) AS i";
-/// Identities of nobody behind the newest row, as if so many transactions had been applied.
-const CROWD: &str = "\
-INSERT INTO trellara.applied (flow, lane, first_ordinal, last_ordinal, source_system, \
-    source_timeline, end_lsn, transaction_end_lsn, lowest_end_lsn, highest_end_lsn, epoch, stream, \
-    stream_created, stream_sequence, incarnation, frame_ordinal, frame_digest, hashes) \
-SELECT a.flow, a.lane, a.last_ordinal + r * 120 + 1, a.last_ordinal + r * 120 + 120, \
-       a.source_system, a.source_timeline, a.end_lsn, a.transaction_end_lsn, a.transaction_end_lsn, \
-       a.transaction_end_lsn, a.epoch, a.stream, a.stream_created, a.stream_sequence, a.incarnation, \
-       a.frame_ordinal, a.frame_digest, \
-       (SELECT string_agg(decode(md5((r * 120 + n)::text), 'hex'), NULL) \
-          FROM generate_series(1, 120) AS n) \
-  FROM (SELECT * FROM trellara.applied ORDER BY first_ordinal DESC LIMIT 1) AS a, \
-       generate_series(0, 999) AS r";
-
+SELECT coalesce(sum(n - 1), 0) FROM (\
+  SELECT count(*) AS n FROM trellara.applied, \
+         LATERAL generate_series(0, length(hashes) / 16 - 1) AS g WHERE length(hashes) > 0 \
+   GROUP BY flow, substring(hashes FROM g * 16 + 1 FOR 16)) AS i";
 /// What the running applier says in its status.
 async fn applier(flow: &Flow) -> Result<Value> {
     let deadline = Instant::now() + WITHIN;
@@ -55,10 +44,21 @@ fn counter(applier: &Value, name: &str) -> Result<u64> {
         .with_context(|| format!("{name} in {applier}"))
 }
 
+type Load = tokio::task::JoinHandle<Result<()>>;
+
 /// Single inserts from four sessions for some seconds.
-fn load(flow: &Flow, version: u32, seconds: u32) -> Result<tokio::task::JoinHandle<Result<()>>> {
-    let script = flow.folder().join("one.sql");
-    std::fs::write(&script, "INSERT INTO log VALUES (:client_id, 'x');")?;
+fn load(flow: &Flow, version: u32, seconds: u32) -> Result<Load> {
+    load_of(
+        flow,
+        version,
+        seconds,
+        "INSERT INTO log VALUES (:client_id, 'x');",
+    )
+}
+
+fn load_of(flow: &Flow, version: u32, seconds: u32, transaction: &str) -> Result<Load> {
+    let script = flow.folder().join("load.sql");
+    std::fs::write(&script, transaction)?;
     let url = flow.source_admin.clone();
     Ok(tokio::task::spawn_blocking(move || {
         let seconds = seconds.to_string();
@@ -66,49 +66,6 @@ fn load(flow: &Flow, version: u32, seconds: u32) -> Result<tokio::task::JoinHand
         let words = ["-n", "-c", "4", "-T", &seconds, "-R", "800", "-f", &script];
         pgbench(version, &url, &words).map(drop)
     }))
-}
-
-/// Kills the applier again and again while it applies.
-async fn killed_under_load(version: u32, name: &str, extra: &str, crowded: bool) -> Result<()> {
-    let seed = rand::random();
-    eprintln!("seed {seed}");
-    let mut chance = StdRng::seed_from_u64(seed);
-    let mut flow = started(version, name, &[KEYLESS], extra).await?;
-    run(&flow.source_admin, &["INSERT INTO log VALUES (0, 'first')"]).await?;
-    flow.caught_up(WITHIN).await?;
-    if crowded {
-        flow.applier.take().context("applier")?.terminate(WITHIN)?;
-        run(&flow.target_admin, &[CROWD]).await?;
-        flow.start_applier()?;
-    }
-    let load = load(&flow, version, 6)?;
-    while !load.is_finished() {
-        // Before it is connected, while it fills its cache, in the midst of applying.
-        let pause = chance.random_range(20..600);
-        tokio::time::sleep(Duration::from_millis(pause)).await;
-        flow.applier.as_mut().context("applier")?.kill()?;
-        if chance.random_bool(0.3) {
-            // What is published again comes as duplicates.
-            flow.relay.as_mut().context("relay")?.kill()?;
-            flow.start_relay()?;
-        }
-        flow.start_applier()?;
-    }
-    load.await??;
-    flow.converges(WITHIN).await?;
-    let twice = value(&flow.target_admin, TWICE).await?;
-    ensure!(twice == "0", "{twice} identities stand in the ledger twice");
-    Ok(())
-}
-
-#[tokio::test]
-async fn an_applier_killed_with_a_warm_cache_has_one_effect() -> Result<()> {
-    killed_under_load(18, "warm", "", false).await
-}
-
-#[tokio::test]
-async fn an_applier_killed_with_a_cache_too_small_has_one_effect() -> Result<()> {
-    killed_under_load(15, "small", "dedup: {memory: 1MiB}", true).await
 }
 
 /// Warm: the ledger is written and never asked.

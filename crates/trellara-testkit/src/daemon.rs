@@ -15,12 +15,17 @@ pub fn binary() -> PathBuf {
     if let Some(path) = std::env::var_os("TRELLARA_BIN") {
         return path.into();
     }
+    beside("trellara")
+        .expect("the trellara binary is built (cargo build -p trellara) or named by TRELLARA_BIN")
+}
+
+/// A program that was built beside the one that runs.
+fn beside(name: &str) -> Option<PathBuf> {
     let test = std::env::current_exe().expect("the test binary has a path");
     test.ancestors()
         .skip(1)
-        .map(|folder| folder.join("trellara"))
+        .map(|folder| folder.join(name))
         .find(|candidate| candidate.is_file())
-        .expect("the trellara binary is built (cargo build -p trellara) or named by TRELLARA_BIN")
 }
 
 /// One running daemon; dropping it kills it.
@@ -45,18 +50,36 @@ impl Daemon {
         log: &Path,
         environment: &[(&str, String)],
     ) -> Result<Self> {
+        let mut command = Command::new(binary());
+        command.arg("--config").arg(config).args(arguments);
+        Self::spawn(command, log, environment)
+            .with_context(|| format!("starting trellara {arguments:?}"))
+    }
+
+    /// Starts a program of this crate (`cargo build -p trellara-testkit --bins`).
+    pub(crate) fn start_ours(
+        name: &str,
+        arguments: &[&str],
+        log: &Path,
+        environment: &[(&str, String)],
+    ) -> Result<Self> {
+        let program =
+            beside(name).with_context(|| format!("{name} of the testkit is not built"))?;
+        let mut command = Command::new(program);
+        command.args(arguments);
+        Self::spawn(command, log, environment)
+            .with_context(|| format!("starting {name} {arguments:?}"))
+    }
+
+    fn spawn(mut command: Command, log: &Path, environment: &[(&str, String)]) -> Result<Self> {
         let file = File::options().create(true).append(true).open(log)?;
         let log_from = file.metadata()?.len();
-        let child = Command::new(binary())
-            .arg("--config")
-            .arg(config)
-            .args(arguments)
+        let child = command
             .envs(environment.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(file.try_clone()?)
             .stderr(file)
-            .spawn()
-            .with_context(|| format!("starting trellara {arguments:?}"))?;
+            .spawn()?;
         Ok(Self {
             child,
             log: log.to_owned(),

@@ -56,10 +56,13 @@ impl Flow {
     /// the broker's bare one; from here on the flow's own roles are in them. `extra` are further
     /// lines of YAML, in which a line may also carry a key as `source.acknowledge: published`.
     pub fn new(name: &str, places: Places, extra: &str) -> Result<Self> {
+        Self::with_roles(name, places, extra, Roles::of(name))
+    }
+
+    fn with_roles(name: &str, places: Places, extra: &str, roles: Roles) -> Result<Self> {
         let folder = tempfile::Builder::new()
             .prefix("trellara-flow-")
             .tempdir()?;
-        let roles = Roles::of(name);
         let (source_admin, target_admin) = (places.source_url, places.target_url);
         let login = format!("//{ADMIN}:{}@", percent_encoded(shared::NATS_PASSWORD));
         let flow = Self {
@@ -81,6 +84,18 @@ impl Flow {
         };
         flow.write_config()?;
         Ok(flow)
+    }
+
+    /// Another flow of the same source into the same target, with the same roles.
+    pub fn beside(&self, name: &str, extra: &str) -> Result<Flow> {
+        let login = format!("//{ADMIN}:{}@", percent_encoded(shared::NATS_PASSWORD));
+        let places = Places {
+            source_url: self.source_admin.clone(),
+            target_url: self.target_admin.clone(),
+            nats_url: self.places.nats_url.replacen(&login, "//", 1),
+            nats_monitor_url: self.places.nats_monitor_url.clone(),
+        };
+        Self::with_roles(name, places, extra, self.roles.beside(name))
     }
 
     /// Writes the file anew, after [`Flow::places`] was changed.
@@ -214,6 +229,19 @@ impl Flow {
             &self.as_user("trellara_applier"),
         )?;
         Ok(self.applier.insert(daemon))
+    }
+
+    /// Starts an applier that is not the program's but has the same rights: with an identity cache of
+    /// `memory` bytes, 0 for none, and without the lane's lock where `interleaved`. Its log is
+    /// `{log}.log`.
+    pub fn start_bare_applier(&self, log: &str, memory: u64, interleaved: bool) -> Result<Daemon> {
+        let mut environment = self.as_user("trellara_applier");
+        environment.push(("TRELLARA__TARGET__URL", self.places.target_url.clone()));
+        let memory = memory.to_string();
+        let mut words = vec![&self.name[..], &memory];
+        words.extend(interleaved.then_some("interleaved"));
+        let log = self.folder.path().join(format!("{log}.log"));
+        Daemon::start_ours("applier", &words, &log, &environment)
     }
 
     /// Setup, relay and applier.

@@ -15,10 +15,12 @@ pub const PASSWORD: &str = "a@b:c/d?e#f[g]%h\\i{j} k'l\"mü$ Canary7 ";
 /// them at once would meet in "tuple concurrently updated".
 const GRANT_LOCK: i64 = 0x6772_616e_7473;
 
-/// What a flow's roles are called: the shipped names, with the flow's behind them.
+/// What a flow's roles are called: the shipped names, with the flow's behind them, or that of the flow
+/// it shares them with.
 #[derive(Debug, Clone)]
 pub struct Roles {
     flow: String,
+    owner: String,
 }
 
 impl Roles {
@@ -26,22 +28,31 @@ impl Roles {
     pub fn of(flow: &str) -> Self {
         Self {
             flow: flow.to_owned(),
+            owner: flow.to_owned(),
+        }
+    }
+
+    /// The same roles for another flow.
+    pub fn beside(&self, flow: &str) -> Self {
+        Self {
+            flow: flow.to_owned(),
+            owner: self.owner.clone(),
         }
     }
 
     /// The relay's role on the source.
     pub fn capture(&self) -> String {
-        format!("trellara_capture_{}", self.flow)
+        format!("trellara_capture_{}", self.owner)
     }
 
     /// The applier's role on the target.
     pub fn apply(&self) -> String {
-        format!("trellara_apply_{}", self.flow)
+        format!("trellara_apply_{}", self.owner)
     }
 
     /// The role of `setup` and `remove` on both.
     pub fn admin(&self) -> String {
-        format!("trellara_admin_{}", self.flow)
+        format!("trellara_admin_{}", self.owner)
     }
 
     /// The superuser's connection string with one of the roles in it.
@@ -90,7 +101,7 @@ impl Roles {
             .replace("'{public}'", &literal(&schemas))
             .replace("trellara_shop", &format!("trellara_{}", self.flow));
         for role in ["trellara_capture", "trellara_apply", "trellara_admin"] {
-            script = script.replace(role, &format!("{role}_{}", self.flow));
+            script = script.replace(role, &format!("{role}_{}", self.owner));
         }
         client.batch_execute(&script).await?;
         for role in roles {

@@ -58,6 +58,7 @@ impl Dedup {
         let (flow, lane) = (&options.flow, options.lane);
         let mut cache = LaneCache::bind(shared, flow, lane, epoch, durable.source.system);
         let prober = Prober::prepare(target.client(), flow, lane).await?;
+        show(&cache, options, status);
         hydrate(&mut cache, target, options, durable, status).await?;
         Ok(Self {
             cache,
@@ -70,8 +71,9 @@ impl Dedup {
     }
 
     /// Whatever ended the attempt, the next one begins without a vouch.
-    pub(super) fn forget(&self) {
+    pub(super) fn forget(&self, options: &ApplierOptions, status: &ApplierStatus) {
         self.cache.forget();
+        show(&self.cache, options, status);
     }
 }
 
@@ -203,7 +205,7 @@ impl Attempt<'_> {
                 .search(self.target.client(), &known)
                 .await?;
             self.count_probe(&found);
-            self.dedup.forget();
+            self.dedup.forget(self.options, self.status);
         }
         for one in fresh {
             let known = Known {
