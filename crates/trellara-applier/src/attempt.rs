@@ -34,6 +34,7 @@ use self::rewind::Rewinding;
 mod commit;
 mod dedup;
 mod deliver;
+mod prune;
 mod rewind;
 mod unfit;
 
@@ -126,8 +127,12 @@ impl<'a> Attempt<'a> {
         let start = position::find(broker, &reader, options, &facts, &durable).await?;
         let ledger =
             Ledger::prepare(target.client(), &options.flow, options.lane, held.epoch).await?;
-        let dedup = Dedup::begin(&target, options, cache, held.epoch, &durable, status).await?;
+        // Before the cache is filled: a fault of the broker does not have that done over.
         let consumer = Consumer::open(broker, consumer_options(options, start.sequence)).await?;
+        let reporter = Reporter::new(broker, options, &registration, held.epoch);
+        let beginning = Dedup::begin(&target, options, cache, held.epoch, &durable, status);
+        let dedup = commit::reporting(beginning, &reporter, &durable, options.report_interval);
+        let dedup = dedup.await?;
         status.set_session(held.epoch, target.replica, registration.clone());
         status.set_state(ApplierState::Running);
         let mut trimmer = Trimmer::new(broker, options, &start.stream, &registration);
@@ -143,7 +148,7 @@ impl<'a> Attempt<'a> {
             },
             dedup,
             rewinding: None,
-            reporter: Reporter::new(broker, options, &registration, held.epoch),
+            reporter,
             trimmer,
             batch: Batch::behind(&durable, start.keep_from),
             keep_from: start.keep_from,

@@ -5,6 +5,7 @@ use std::fmt;
 use trellara_envelope::{
     FrameDigest, FrameOrdinal, Incarnation, LedgerOrdinal, Lsn, SourceId, StreamSequence,
 };
+use trellara_jetstream::topology::StreamFacts;
 
 /// How far a lane is: the newest row of its ledger.
 ///
@@ -48,6 +49,17 @@ pub struct StreamIdentity {
     pub name: String,
     /// Its creation time in RFC 3339.
     pub created: String,
+}
+
+impl StreamIdentity {
+    /// Whether the stream that the broker speaks of is this one, and still given to this target
+    /// (C24). Sequences, and what is missing, mean nothing in another: whoever is about to take
+    /// something away asks first.
+    pub(crate) fn is_still(&self, facts: &StreamFacts, registration: &str) -> bool {
+        facts.name == self.name
+            && facts.created == self.created
+            && facts.target() == Some(registration)
+    }
 }
 
 impl fmt::Display for Transport {

@@ -110,7 +110,11 @@ async fn attempt(
         status.set_target_session(&target.session);
         let watched = async {
             let beginning = Attempt::begin(target, options, broker, cancel, status, who);
-            let mut attempt = Box::pin(beginning).await?;
+            // Nothing of it has to end well, and filling the cache may take a while.
+            let mut attempt = tokio::select! {
+                begun = Box::pin(beginning) => begun?,
+                () = cancel.cancelled() => return Err(Trouble::Cancelled),
+            };
             Box::pin(attempt.work()).await
         };
         tokio::select! {

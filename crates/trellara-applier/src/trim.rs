@@ -104,7 +104,7 @@ impl Trimmer {
             return Ok(Some(self.trimmed_to));
         }
         let facts = topology::facts(&self.broker, &self.stream.name).await?;
-        if facts.created != self.stream.created || facts.target() != Some(&self.registration) {
+        if !self.stream.is_still(&facts, &self.registration) {
             return Ok(None);
         }
         self.trim(durable, keep_from, now, &facts).await.map(Some)

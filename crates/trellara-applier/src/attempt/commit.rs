@@ -186,9 +186,9 @@ impl Attempt<'_> {
     }
 }
 
-/// Says where the target stands while a target transaction takes long: silence would make the relay
+/// Says where the target stands while work on the target takes long: silence would make the relay
 /// think that nobody applies.
-async fn reporting<T>(
+pub(super) async fn reporting<T>(
     work: impl Future<Output = T>,
     reporter: &Reporter,
     durable: &Checkpoint,

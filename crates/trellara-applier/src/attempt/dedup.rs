@@ -5,41 +5,36 @@
 //! ledger, and what the ledger and the source's order disagree about stops the lane (C33).
 
 use std::collections::HashSet;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use trellara_envelope::{
-    Halt, HaltCode, LaneEpoch, LedgerOrdinal, Lsn, StreamSequence, SystemId, TransactionHash,
-};
+use trellara_envelope::{Halt, HaltCode, LaneEpoch, LedgerOrdinal, SystemId, TransactionHash};
 
 use super::Attempt;
+use super::commit::reporting;
 use crate::apply::Committed;
 use crate::batch::Claim;
 use crate::cache::{LaneCache, SharedCache, Vouch};
 use crate::checkpoint::Checkpoint;
 use crate::ledger::probe::{Asked, Found, Prober};
-use crate::ledger::prune::{self, Bounds};
 use crate::ledger::watermark::{self, Watermark};
 use crate::machine::{self, Delivered};
 use crate::options::ApplierOptions;
-use crate::position;
 use crate::session::TargetSession;
 use crate::status::ApplierStatus;
 use crate::trouble::Trouble;
 use crate::verdict::{Answer, Known, verdict};
 
-/// Between two prunings, when the one before left nothing.
-const PRUNE_EVERY: Duration = Duration::from_secs(60);
 /// No ordinal: look in the whole ledger.
 const NOWHERE: LedgerOrdinal = LedgerOrdinal(-1);
 
 /// What an attempt knows of its lane's past.
 pub(super) struct Dedup {
-    cache: LaneCache,
+    pub(super) cache: LaneCache,
     prober: Prober,
-    epoch: LaneEpoch,
+    pub(super) epoch: LaneEpoch,
     /// Read when first needed, and after each pruning anew.
-    watermark: Option<(SystemId, Option<Watermark>)>,
-    prune_at: Instant,
+    pub(super) watermark: Option<(SystemId, Option<Watermark>)>,
+    pub(super) prune_at: Instant,
     /// Whether the cache vouched for the batch that is being committed.
     vouched: bool,
 }
@@ -266,64 +261,21 @@ impl Attempt<'_> {
 
     /// Fills the cache again where it lost something, and prunes the ledger when it is time.
     pub(super) async fn keep_dedup(&mut self) -> Result<(), Trouble> {
-        hydrate(
-            &mut self.dedup.cache,
+        let cache = &mut self.dedup.cache;
+        let hydrating = hydrate(
+            cache,
             &self.target,
             self.options,
             &self.durable,
             self.status,
-        )
-        .await?;
-        if Instant::now() < self.dedup.prune_at {
-            return Ok(());
+        );
+        let every = self.options.report_interval;
+        tokio::select! {
+            biased;
+            hydrated = reporting(hydrating, &self.reporter, &self.durable, every) => hydrated?,
+            () = self.cancel.cancelled() => return Err(Trouble::Cancelled),
         }
-        self.dedup.prune_at = Instant::now() + PRUNE_EVERY;
-        let Some(up_to) = self.redeliverable().await? else {
-            return Ok(());
-        };
-        let bounds = Bounds {
-            flow: &self.options.flow,
-            lane: self.options.lane,
-            epoch: self.dedup.epoch,
-            window: self.options.dedup_window,
-            up_to,
-            system: self.durable.source.system,
-        };
-        match prune::prune(self.target.client(), bounds).await {
-            Ok(pruned) => {
-                if pruned.rows > 0 {
-                    self.dedup.watermark = None;
-                    tracing::debug!(rows = pruned.rows, %up_to, "pruned the ledger");
-                }
-                if pruned.rows >= prune::PIECE.unsigned_abs().into() {
-                    self.dedup.prune_at = Instant::now();
-                }
-                self.dedup.cache.expire(pruned.now_us);
-            }
-            Err(error) => {
-                let error = trellara_postgres::fault(&error);
-                tracing::warn!(%error, "the ledger was not pruned; trying again");
-            }
-        }
-        Ok(())
-    }
-
-    /// Below this position the stream delivers no transaction again; `None` when it cannot be
-    /// told. Markers and heartbeats hold none, however old the one that is kept.
-    async fn redeliverable(&self) -> Result<Option<Lsn>, Trouble> {
-        let subject = self.options.flow.transactions_subject(self.options.lane);
-        let first = match self.reader.next_on(&subject, StreamSequence(1)).await {
-            Ok(first) => first,
-            Err(error) if error.is_passing() => return Ok(None),
-            Err(error) => return Err(error.into()),
-        };
-        let Some(first) = first else {
-            return Ok(Some(self.durable.end_lsn));
-        };
-        let frame = position::decode(&first.payload, first.sequence)?;
-        let ours = frame.header.source.system == self.durable.source.system;
-        let follows = frame.header.follows.min(self.durable.end_lsn);
-        Ok(ours.then_some(follows))
+        self.prune().await
     }
 }
 

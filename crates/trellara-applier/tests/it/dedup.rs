@@ -5,7 +5,6 @@ use std::time::Duration;
 use trellara_applier::ledger::{Ledger, LedgerIdentity};
 use trellara_applier::{CHECKPOINT_NOW, DedupSnapshot, HaltPolicy, channel};
 use trellara_envelope::{FlowName, HaltCode, Lane, LaneEpoch, Lsn, StreamSequence};
-use trellara_jetstream::trim;
 
 use crate::flow::{Flow, PATIENCE, Running, genesis_checkpoint, identity_of};
 
@@ -25,7 +24,7 @@ pub(crate) async fn written_down(flow: &mut Flow) {
     }
 }
 
-fn dedup(applier: &Running) -> DedupSnapshot {
+pub(crate) fn dedup(applier: &Running) -> DedupSnapshot {
     applier.status.snapshot().dedup
 }
 
@@ -353,7 +352,15 @@ async fn an_interleaved_applier_is_noticed_and_the_effect_is_one() {
     ledger.record(&other, &from, &to, &[next]).await.unwrap();
     flow.bundle(&[&[2]]).await;
     waits_for_another_row(&flow).await;
+    assert_eq!(dedup(&applier).state, "vouching");
+    // It cannot come back before we have looked.
+    sql(&flow, "BEGIN; LOCK TABLE trellara.state_version").await;
     other.batch_execute("COMMIT").await.unwrap();
+    flow.target.blocked().await;
+    let between = dedup(&applier);
+    assert_eq!(between.state, "rebuild wanted", "it vouches for nothing");
+    assert_eq!(between.hydrations, 1, "{between:?}");
+    sql(&flow, "COMMIT").await;
     flow.bundle(&[&[3]]).await;
     flow.caught_up().await;
     assert_eq!(flow.target.rows().await, "1:1 2:1 3:1");
@@ -393,56 +400,37 @@ async fn two_appliers_without_a_lock_apply_everything_once() {
     }
 }
 
-/// Ledger rows that hold transactions.
-async fn recorded(flow: &Flow) -> i64 {
-    let rows = "SELECT count(*) FROM trellara.applied WHERE length(hashes) > 0";
-    let client = &flow.target.client;
-    client.query_one(rows, &[]).await.unwrap().get(0)
-}
-
-/// Pruned rows answer through the watermark; what the stream may deliver again is not pruned.
+/// Filling the cache may take a while: the relay hears of us meanwhile, and a shutdown ends it.
 #[tokio::test]
-async fn pruning_follows_the_stream_and_duplicates_below_stay_duplicates() {
-    let mut flow = Flow::new(18).await;
-    flow.marker().await;
-    for id in 1..=4 {
-        flow.bundle(&[&[id]]).await;
-        let mut options = flow.options();
-        options.dedup_window = Duration::ZERO;
-        let applier = flow.start_with(options);
-        flow.caught_up().await;
-        // Each start prunes once, at its first tick.
-        flow.reported(|_| true).await;
-        flow.reported(|_| true).await;
-        applier.stop().await;
-    }
-    assert_eq!(recorded(&flow).await, 4, "the stream still has them all");
-    // It loses the first two.
-    let subject = flow.name.transactions_subject(Lane(0));
-    trim::purge_to(
-        &flow.broker,
-        &flow.name.stream(),
-        &subject,
-        StreamSequence(5),
-    )
-    .await
-    .unwrap();
+async fn while_the_cache_is_filled_the_position_is_reported_and_a_shutdown_ends_it() {
+    let (mut flow, applier) = Flow::applied(18, &[&[1]]).await;
+    applier.stop().await;
+    // The first lock holds up the statement that writes the ledger, the second, behind it, the one
+    // that reads it.
+    sql(&flow, "BEGIN; LOCK TABLE trellara.applied IN SHARE MODE").await;
     let mut options = flow.options();
-    options.dedup_window = Duration::ZERO;
+    options.shutdown_timeout = Duration::from_secs(3600);
     let applier = flow.start_with(options);
-    let wait = async {
-        while recorded(&flow).await > 2 {
+    flow.target.blocked().await;
+    let other = crate::flow::connect(&flow.target.url).await;
+    let locked = other.batch_execute("BEGIN; LOCK TABLE trellara.applied");
+    let unlocked = async {
+        let waits = "SELECT count(*) FROM pg_locks JOIN pg_database d ON d.oid = database \
+                      WHERE NOT granted AND datname = current_database()";
+        let client = &flow.target.client;
+        while client.query_one(waits, &[]).await.unwrap().get::<_, i64>(0) < 2 {
             tokio::task::yield_now().await;
         }
+        sql(&flow, "COMMIT").await;
     };
-    tokio::time::timeout(PATIENCE, wait).await.expect("pruned");
-    // A relay without memory sends all four again.
-    flow.go_back_to(0x100);
-    flow.marker().await;
-    flow.bundle(&[&[1], &[2], &[3], &[4]]).await;
-    flow.bundle(&[&[5]]).await;
-    flow.caught_up().await;
-    assert_eq!(flow.target.rows().await, "1:1 2:1 3:1 4:1 5:1");
-    assert_eq!(applier.status.snapshot().duplicate_transactions, 4);
+    let both = async { tokio::join!(locked, unlocked) };
+    let (locked, ()) = tokio::time::timeout(PATIENCE, both).await.expect("a lock");
+    locked.unwrap();
+    flow.target.blocked().await;
+    for _ in 0..3 {
+        let report = flow.reported(|report| report.epoch == LaneEpoch(2)).await;
+        assert_eq!(report.end_lsn, Lsn(0x110));
+    }
     applier.stop().await;
+    other.batch_execute("ROLLBACK").await.unwrap();
 }

@@ -6,6 +6,7 @@ mod flow;
 mod lanes;
 mod ledger;
 mod probing;
+mod prune;
 mod reads;
 mod rewind;
 mod stall;
