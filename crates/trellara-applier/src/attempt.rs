@@ -28,9 +28,11 @@ use crate::target::Catalog;
 use crate::trim::Trimmer;
 use crate::trouble::Trouble;
 
+use self::again::Again;
 use self::dedup::Dedup;
 use self::rewind::Rewinding;
 
+mod again;
 mod commit;
 mod dedup;
 mod deliver;
@@ -68,6 +70,8 @@ pub(crate) struct Attempt<'a> {
     writer: Writer,
     dedup: Dedup,
     rewinding: Option<Rewinding>,
+    /// While places are read again that were passed before.
+    again: Option<Again>,
     reader: Reader,
     consumer: Consumer,
     reporter: Reporter,
@@ -148,6 +152,7 @@ impl<'a> Attempt<'a> {
             },
             dedup,
             rewinding: None,
+            again: None,
             reporter,
             trimmer,
             batch: Batch::behind(&durable, start.keep_from),

@@ -9,7 +9,7 @@ use trellara_envelope::{
 
 use crate::checkpoint::{Checkpoint, StreamIdentity, Transport};
 use crate::ledger::LedgerIdentity;
-use crate::machine::Delivered;
+use crate::machine::{self, Delivered};
 
 /// A run of accepted frames, and where the lane stands behind them.
 #[derive(Debug)]
@@ -19,6 +19,8 @@ pub(crate) struct Batch {
     keep_from: StreamSequence,
     transactions: Vec<Unit>,
     claims: Vec<Claim>,
+    /// The position of the last frame that has claims, or could have had.
+    claimed_to: Lsn,
     bytes: usize,
     moved: bool,
 }
@@ -83,6 +85,7 @@ impl Batch {
             keep_from,
             transactions: Vec::new(),
             claims: Vec::new(),
+            claimed_to: Lsn(0),
             bytes: 0,
             moved: false,
         }
@@ -107,9 +110,22 @@ impl Batch {
         std::mem::take(&mut self.claims)
     }
 
-    /// These transactions are said to be applied already.
-    pub(crate) fn claim(&mut self, entries: &[BundleEntry]) {
+    /// Whether the frame begins where the one with the last claims ended, if any wait.
+    pub(crate) fn claims_go_on_with(&self, delivered: &Delivered) -> bool {
+        let header = &delivered.frame.header;
+        // A genesis or marker may stand at another place than the frame that it follows.
+        let begins = match machine::continues_at(&delivered.frame.body) {
+            Some(_) => header.position,
+            None => header.follows,
+        };
+        self.claims.is_empty() || begins == self.claimed_to
+    }
+
+    /// The frame's transactions are said to be applied already.
+    pub(crate) fn claim(&mut self, delivered: &Delivered) {
+        let entries = machine::entries(&delivered.frame.body);
         self.claims.extend(entries.iter().map(Claim::of));
+        self.claimed_to = delivered.frame.header.position;
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -149,6 +165,7 @@ impl Batch {
         let payload = &delivered.frame.payload;
         self.claims
             .extend(entries[..range.start].iter().map(Claim::of));
+        self.claimed_to = header.position;
         let mut at: usize = entries[..range.start].iter().map(length).sum();
         for (index, entry) in entries[range].iter().enumerate() {
             let earlier = payload.slice(..at);

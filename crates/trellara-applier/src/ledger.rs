@@ -22,6 +22,7 @@ pub mod hydrate;
 pub mod probe;
 pub mod prune;
 pub mod watermark;
+pub mod writer;
 
 /// Identities in one row: 1920 bytes stay below the TOAST threshold, and a row that is never
 /// TOASTed is read ten times faster by a probe.

@@ -17,7 +17,7 @@ use crate::cache::{LaneCache, SharedCache, Vouch};
 use crate::checkpoint::Checkpoint;
 use crate::ledger::probe::{Asked, Found, Prober};
 use crate::ledger::watermark::{self, Watermark};
-use crate::machine::{self, Delivered};
+use crate::machine::Delivered;
 use crate::options::ApplierOptions;
 use crate::session::TargetSession;
 use crate::status::ApplierStatus;
@@ -100,8 +100,20 @@ fn show(cache: &LaneCache, options: &ApplierOptions, status: &ApplierStatus) {
 impl Attempt<'_> {
     /// Gathers the claims of a frame that was applied already by its place. They are confirmed
     /// together, after at most a batch of them.
-    pub(super) fn claim(&mut self, opened: &Delivered) {
-        self.batch.claim(&machine::entries(&opened.frame.body));
+    pub(super) async fn claim(&mut self, opened: &Delivered) -> Result<(), Trouble> {
+        self.confirm_unless_next(opened).await?;
+        self.batch.claim(opened);
+        Ok(())
+    }
+
+    /// A probe reads the ledger from its lowest claim to its highest. So those that wait are
+    /// confirmed first when this frame stands elsewhere: a range that was published twice would
+    /// otherwise be read whole between its end and its beginning (C44).
+    pub(super) async fn confirm_unless_next(&mut self, opened: &Delivered) -> Result<(), Trouble> {
+        if self.batch.claims_go_on_with(opened) {
+            return Ok(());
+        }
+        self.confirm().await
     }
 
     /// Confirms that what came again was applied, before anything moves past it. One that stands in

@@ -58,20 +58,23 @@ impl Attempt<'_> {
             return self.pass_again(&opened).await;
         }
         let stood = self.machine.sequence();
+        if opened.sequence < stood && self.was_passed_over(&opened).await? {
+            return Ok(());
+        }
         match self.machine.frame(&opened) {
             Verdict::Apply(range) => self.accept(&opened, range).await?,
             Verdict::Progress => {
-                self.claim(&opened);
+                self.claim(&opened).await?;
                 self.pass(&opened).await?;
             }
             Verdict::Duplicate => {
                 self.count_duplicate(&opened);
-                self.claim(&opened);
+                self.claim(&opened).await?;
                 self.pass(&opened).await?;
             }
             Verdict::Redelivered => {
                 self.count_duplicate(&opened);
-                self.claim(&opened);
+                self.claim(&opened).await?;
             }
             Verdict::Aside => {}
             Verdict::Missing => return self.missing(&opened).await,
@@ -84,6 +87,7 @@ impl Attempt<'_> {
         if self.machine.sequence() != stood {
             self.repositions = 0;
             self.passed_over.clear();
+            self.again = None;
         }
         Ok(())
     }
@@ -108,6 +112,9 @@ impl Attempt<'_> {
                 self.apply_large(large).await
             }
             _ => {
+                if range.start > 0 {
+                    self.confirm_unless_next(opened).await?;
+                }
                 self.batch.take(opened, range, &self.stream);
                 Ok(())
             }

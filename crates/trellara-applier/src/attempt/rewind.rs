@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use trellara_envelope::{FrameDigest, Incarnation, StreamSequence};
+use trellara_envelope::{FrameDigest, StreamSequence};
 
 use super::Attempt;
 use crate::machine::{self, Delivered};
@@ -15,8 +15,6 @@ pub(super) struct Rewinding {
     token: String,
     /// The frame where the lane stood.
     until: (StreamSequence, FrameDigest),
-    /// The newest writer read again so far.
-    incarnation: Incarnation,
     began: Instant,
     report: Report,
 }
@@ -42,11 +40,11 @@ impl Attempt<'_> {
         };
         tracing::info!(%first, until = %until.0, "rewinding, as asked for");
         self.consumer.reposition(first).await?;
+        self.again = None;
         let before = self.status.snapshot();
         self.rewinding = Some(Rewinding {
             token: token.clone(),
             until,
-            incarnation: Incarnation(0),
             began: Instant::now(),
             report: Report {
                 first: first.0,
@@ -64,30 +62,27 @@ impl Attempt<'_> {
     /// A frame that was read before. The chain was proved then; now every transaction in it is
     /// looked up, and the frame where the lane stood proves that the stream is still the same.
     pub(super) async fn pass_again(&mut self, opened: &Delivered) -> Result<(), Trouble> {
-        let Some(rewinding) = &mut self.rewinding else {
+        let Some(rewinding) = &self.rewinding else {
             return Ok(());
         };
-        let header = &opened.frame.header;
         let (until, digest) = rewinding.until;
-        let rewritten = opened.sequence > until
-            || (opened.sequence == until && opened.digest != digest)
-            || header.position > self.machine.end_lsn();
-        if rewritten {
-            return Err(Trouble::passing(format!(
-                "the stream changed while it was read again (sequence {}); finding the place anew",
-                opened.sequence
-            )));
+        let another =
+            opened.sequence > until || (opened.sequence == until && opened.digest != digest);
+        if another {
+            return Err(rewritten(opened));
         }
-        if machine::closes_lower(&opened.frame.body) {
-            rewinding.incarnation = rewinding.incarnation.max(header.incarnation);
+        if self.was_passed_over(opened).await? {
+            return Ok(());
         }
-        // A frame of a writer that had lost the stream was passed over then, too.
-        if header.incarnation >= rewinding.incarnation {
+        if opened.frame.header.position > self.machine.end_lsn() {
+            return Err(rewritten(opened));
+        }
+        if let Some(rewinding) = &mut self.rewinding {
             rewinding.report.frames += 1;
             rewinding.report.transactions += machine::entries(&opened.frame.body).len() as u64;
-            self.count_duplicate(opened);
-            self.claim(opened);
         }
+        self.count_duplicate(opened);
+        self.claim(opened).await?;
         if opened.sequence == until {
             self.confirm().await?;
             self.rewound().await?;
@@ -101,6 +96,7 @@ impl Attempt<'_> {
         };
         // The consumer's own floor is a mirror for operators; it went back with the consumer.
         self.consumer.ack(self.durable.transport.sequence);
+        self.again = None;
         let now = self.status.snapshot();
         let before = rewinding.report;
         let written = now.changes + self.durable.ordinal.0.cast_unsigned();
@@ -146,4 +142,11 @@ impl Attempt<'_> {
             .await?;
         Ok(())
     }
+}
+
+fn rewritten(opened: &Delivered) -> Trouble {
+    Trouble::passing(format!(
+        "the stream changed while it was read again (sequence {}); finding the place anew",
+        opened.sequence
+    ))
 }

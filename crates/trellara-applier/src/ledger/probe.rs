@@ -4,7 +4,7 @@
 //! settings, which keep set-based statements on index lookups, would make a join of hashes slow,
 //! and a thousand transactions in a row stand in about nine rows.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use futures_util::TryStreamExt;
 use tokio_postgres::types::ToSql;
@@ -83,24 +83,22 @@ impl Prober {
             ) else {
                 continue;
             };
-            let rows = client
-                .query(
-                    &self.statement,
-                    &[
-                        &self.flow.as_str(),
-                        &lane(self.lane),
-                        &system.0.cast_signed(),
-                        &pg(lowest),
-                        &pg(highest),
-                        &verified_through.0,
-                    ],
-                )
-                .await?;
-            let wanted: std::collections::HashSet<TransactionHash> =
-                of_it().map(|one| one.hash).collect();
-            for row in &rows {
-                let piece = Piece::read(row, 2)?;
-                found.take(&piece, &wanted);
+            let wanted: HashSet<TransactionHash> = of_it().map(|one| one.hash).collect();
+            let flow = self.flow.as_str();
+            let (lane, system) = (lane(self.lane), system.0.cast_signed());
+            let (lowest, highest) = (pg(lowest), pg(highest));
+            let parameters: [&(dyn ToSql + Sync); 6] = [
+                &flow,
+                &lane,
+                &system,
+                &lowest,
+                &highest,
+                &verified_through.0,
+            ];
+            let rows = client.query_raw(&self.statement, parameters).await?;
+            let mut rows = std::pin::pin!(rows);
+            while let Some(row) = rows.try_next().await? {
+                found.take(&Piece::read(&row, 2)?, &wanted);
             }
         }
         Ok(found)
@@ -109,8 +107,7 @@ impl Prober {
     /// The same over the whole lane, whatever its rows say of their ends: for an identity that the
     /// cache knows and the index does not find.
     pub async fn search(&self, client: &Client, asked: &[Asked]) -> Result<Found, LedgerError> {
-        let wanted: std::collections::HashSet<TransactionHash> =
-            asked.iter().map(|one| one.hash).collect();
+        let wanted: HashSet<TransactionHash> = asked.iter().map(|one| one.hash).collect();
         let flow = self.flow.as_str();
         let lane = lane(self.lane);
         let parameters: [&(dyn ToSql + Sync); 4] = [&flow, &lane, &0_i64, &i64::MAX];
@@ -125,7 +122,7 @@ impl Prober {
 }
 
 impl Found {
-    fn take(&mut self, piece: &Piece<'_>, wanted: &std::collections::HashSet<TransactionHash>) {
+    fn take(&mut self, piece: &Piece<'_>, wanted: &HashSet<TransactionHash>) {
         self.rows += 1;
         for (ordinal, hash) in piece.identities() {
             self.identities += 1;

@@ -362,6 +362,25 @@ impl Flow {
             .await
     }
 
+    /// Two transactions, and between them a bundle of another course of events by a writer that had
+    /// lost the stream; returns its sequence.
+    pub(crate) async fn overtaken(&mut self, garbage: &[&[i32]]) -> StreamSequence {
+        self.marker().await;
+        self.bundle(&[&[1]]).await;
+        let position = self.position;
+        self.marker().await;
+        self.incarnation -= 1;
+        self.other_course = 1;
+        self.bundle(garbage).await;
+        let overtaken = StreamSequence(self.sequence);
+        self.incarnation += 1;
+        self.other_course = 0;
+        self.go_back_to(position);
+        self.marker().await;
+        self.bundle(&[&[2]]).await;
+        overtaken
+    }
+
     /// A chunk of a transaction that stays open; it inserts row 1.
     pub(crate) async fn open(&mut self, xid: u32) {
         self.open_from.get_or_insert(self.sequence + 1);

@@ -5,6 +5,7 @@ use trellara_applier::lane::{self, Claimant};
 use trellara_applier::ledger::{Ledger, LedgerIdentity};
 use trellara_applier::{CHECKPOINT_NOW, HaltPolicy, Standby, channel};
 use trellara_envelope::{FrameDigest, HaltCode, Lane, LaneEpoch, Lsn, StreamSequence};
+use trellara_jetstream::consume;
 use trellara_jetstream::read::Reader;
 use trellara_jetstream::topology;
 
@@ -468,6 +469,30 @@ async fn a_gap_behind_a_frame_that_was_passed_over_is_still_a_gap() {
     let halt = flow.start().halt().await;
     assert_eq!(halt.code, HaltCode::Gap, "{halt}");
     assert_eq!(flow.target.rows().await, "1:1");
+}
+
+/// The consumer is moved back to a frame that was passed over, and to nothing that tells why.
+#[tokio::test]
+async fn what_was_passed_over_is_passed_over_when_it_comes_again() {
+    let ends_beyond: &[&[i32]] = &[&[8], &[8], &[9]];
+    let ends_below: &[&[i32]] = &[&[9]];
+    for garbage in [ends_beyond, ends_below] {
+        let mut flow = Flow::new(18).await;
+        let overtaken = flow.overtaken(garbage).await;
+        let applier = flow.start();
+        flow.caught_up().await;
+        let stream = flow.name.stream();
+        consume::move_back(&flow.broker, &stream, "applier", overtaken)
+            .await
+            .unwrap();
+        applier.shows(|seen| seen.duplicate_frames == 1).await;
+        flow.bundle(&[&[3]]).await;
+        flow.caught_up().await;
+        let seen = applier.status.snapshot();
+        assert_eq!((seen.retries, seen.duplicate_transactions), (0, 1));
+        applier.stop().await;
+        assert_eq!(flow.target.rows().await, "1:1 2:1 3:1");
+    }
 }
 
 #[tokio::test]
