@@ -9,7 +9,8 @@
 //! - `durable`: what is acknowledged survives the target; `redelivery`: what comes twice.
 //! - `soak`: kills of everything under load, judged by the oracle.
 //! - `rollbacks`: rows that PostgreSQL sends, and of which it never says that they were undone.
-//! - `dedup`: one effect whatever the identity cache holds; a rewind skips everything.
+//! - `dedup`: one effect whatever the identity cache holds; `rewind`: everything comes again, and
+//!   nothing is written.
 //! - `types`, `identity`, `names`, `protocol`, `restart`: cases from the field, each a test named
 //!   after its number.
 
@@ -33,6 +34,7 @@ mod quickstart;
 mod records;
 mod redelivery;
 mod restart;
+mod rewind;
 mod rollbacks;
 mod scenario;
 mod soak;

@@ -34,6 +34,8 @@ pub const DEDUP_VERDICTS: &str = "trellara_applier_dedup_verdicts_total";
 pub const DEDUP_PROBES: &str = "trellara_applier_dedup_probes_total";
 /// Ledger rows that they read.
 pub const DEDUP_ROWS_READ: &str = "trellara_applier_dedup_rows_read_total";
+/// Duplicates that only the watermark answered for: their rows were pruned.
+pub const DEDUP_BELOW_WATERMARK: &str = "trellara_applier_dedup_duplicates_below_watermark_total";
 /// Transactions that the cache knew locally, each a hint that the ledger is asked about.
 pub const DEDUP_HITS: &str = "trellara_applier_dedup_hits_total";
 /// Lanes thrown out of the cache for its budget.

@@ -64,8 +64,12 @@ pub struct Report {
     pub until: u64,
     /// Frames delivered again.
     pub frames: u64,
-    /// Transactions in them: all were applied before, and skipped.
+    /// Transactions in them.
     pub transactions: u64,
+    /// Those that the ledger holds.
+    pub confirmed: u64,
+    /// Those whose rows were pruned: their place says that they were applied.
+    pub below_watermark: u64,
     /// Questions asked of the ledger.
     pub probes: u64,
     /// Ledger rows that they read.
@@ -124,12 +128,14 @@ impl Answer {
 
 impl Report {
     /// In the order of the payload.
-    fn fields(&mut self) -> [&mut u64; 8] {
+    fn fields(&mut self) -> [&mut u64; 10] {
         let Report {
             first,
             until,
             frames,
             transactions,
+            confirmed,
+            below_watermark,
             probes,
             rows_read,
             rows_written,
@@ -140,6 +146,8 @@ impl Report {
             until,
             frames,
             transactions,
+            confirmed,
+            below_watermark,
             probes,
             rows_read,
             rows_written,
@@ -176,6 +184,8 @@ mod tests {
                 until: 900,
                 frames: 899,
                 transactions: 1_000_000,
+                confirmed: 999_990,
+                below_watermark: 10,
                 probes: 250,
                 rows_read: 9000,
                 rows_written: 3,

@@ -62,6 +62,18 @@ pub async fn rows(client: &Client, table: &str) -> Result<BTreeMap<String, u64>>
     Ok(found)
 }
 
+/// How many row versions of a table satisfy a condition, and a sum over where they stand and who
+/// wrote them: whatever writes one of them, even the same values again, changes it.
+pub async fn row_versions(client: &Client, table: &str, condition: &str) -> Result<(i64, String)> {
+    let sql = format!(
+        "SELECT count(*), \
+                coalesce(sum(hashtextextended(ctid::text || ' ' || xmin::text, 0)), 0)::text \
+           FROM {table} WHERE {condition}"
+    );
+    let row = client.query_one(&sql, &[]).await?;
+    Ok((row.get(0), row.get(1)))
+}
+
 /// Differences between all tables of two databases; empty means equal. A table that exists on one
 /// side only is a difference.
 pub async fn differences(source_url: &str, target_url: &str) -> Result<Vec<String>> {

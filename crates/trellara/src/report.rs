@@ -158,6 +158,7 @@ impl DaemonReport {
             ("batches", applier.batches),
             ("duplicate_frames", applier.duplicate_frames),
             ("duplicate_transactions", applier.duplicate_transactions),
+            ("duplicates_below_watermark", applier.dedup.below_watermark),
             ("retries", applier.retries),
             ("delivery_gaps", applier.delivery_gaps),
             ("applied_vouched", applier.dedup.applied_vouched),

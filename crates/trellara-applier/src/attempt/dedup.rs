@@ -7,7 +7,9 @@
 use std::collections::HashSet;
 use std::time::Instant;
 
-use trellara_envelope::{Halt, HaltCode, LaneEpoch, LedgerOrdinal, SystemId, TransactionHash};
+use trellara_envelope::{
+    FlowName, Halt, HaltCode, LaneEpoch, LedgerOrdinal, Lsn, SystemId, TransactionHash,
+};
 
 use super::Attempt;
 use super::commit::reporting;
@@ -37,6 +39,27 @@ pub(super) struct Dedup {
     pub(super) prune_at: Instant,
     /// Whether the cache vouched for the batch that is being committed.
     vouched: bool,
+    /// The run of duplicates that only the watermark answered for.
+    below: Below,
+}
+
+/// Duplicates that only the watermark answered for: their rows were pruned.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Below {
+    transactions: u64,
+    /// Where the first and the last of them end.
+    from: Lsn,
+    to: Lsn,
+}
+
+impl Below {
+    fn add(&mut self, end_lsn: Lsn) {
+        if self.transactions == 0 {
+            self.from = end_lsn;
+        }
+        self.transactions += 1;
+        self.to = end_lsn;
+    }
 }
 
 impl Dedup {
@@ -62,7 +85,33 @@ impl Dedup {
             watermark: None,
             prune_at: Instant::now(),
             vouched: false,
+            below: Below::default(),
         })
+    }
+
+    /// Warns of duplicates that only the watermark answered for: once when a run of them begins.
+    fn say_below(&mut self, flow: &FlowName, new: Below) {
+        let run = &mut self.below;
+        if new.transactions == 0 {
+            if run.transactions > 0 {
+                tracing::info!(
+                    %flow, from = %run.from, to = %run.to, transactions = run.transactions,
+                    "no more transactions came again from below the watermark"
+                );
+            }
+            *run = Below::default();
+            return;
+        }
+        if run.transactions == 0 {
+            tracing::warn!(
+                %flow, from = %new.from, to = %new.to, transactions = new.transactions,
+                "transactions came again from below the watermark: their rows were pruned, so \
+                 their place alone says that they were applied"
+            );
+            run.from = new.from;
+        }
+        run.transactions += new.transactions;
+        run.to = new.to;
     }
 
     /// Whatever ended the attempt, the next one begins without a vouch.
@@ -131,20 +180,27 @@ impl Attempt<'_> {
             .map(asked)
             .collect();
         let found = self.probe(&asked, NOWHERE).await?;
+        let mut below = Below::default();
         for claim in &claims {
             let in_ledger =
                 in_flight.contains(&claim.hash) || found.ordinals.contains_key(&claim.hash);
             if !in_ledger {
                 self.explain_missing(claim).await?;
+                below.add(claim.end_lsn);
             }
         }
         let flow = &self.options.flow;
         self.status
             .count_duplicate_transactions(flow, claims.len() as u64);
+        self.status
+            .dedup()
+            .below_watermark(flow, below.transactions);
+        self.dedup.say_below(flow, below);
         Ok(())
     }
 
-    /// A transaction that ends at or below the checkpoint and is not in the ledger.
+    /// A transaction that ends at or below the checkpoint and is not in the ledger. Where its row
+    /// may have been pruned its place answers for it, and nobody can tell it from another.
     async fn explain_missing(&mut self, claim: &Claim) -> Result<(), Trouble> {
         let known = |watermark: Option<Watermark>| Known {
             at_or_below_checkpoint: true,

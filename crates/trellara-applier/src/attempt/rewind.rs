@@ -49,6 +49,8 @@ impl Attempt<'_> {
             report: Report {
                 first: first.0,
                 until: until.0.0,
+                confirmed: before.duplicate_transactions,
+                below_watermark: before.dedup.below_watermark,
                 probes: before.dedup.probes,
                 rows_read: before.dedup.rows_read,
                 rows_written: before.changes + self.durable.ordinal.0.cast_unsigned(),
@@ -100,7 +102,11 @@ impl Attempt<'_> {
         let now = self.status.snapshot();
         let before = rewinding.report;
         let written = now.changes + self.durable.ordinal.0.cast_unsigned();
+        let below_watermark = now.dedup.below_watermark - before.below_watermark;
+        let duplicates = now.duplicate_transactions - before.confirmed;
         let report = Report {
+            confirmed: duplicates - below_watermark,
+            below_watermark,
             probes: now.dedup.probes - before.probes,
             rows_read: now.dedup.rows_read - before.rows_read,
             rows_written: written - before.rows_written,
@@ -109,6 +115,7 @@ impl Attempt<'_> {
         };
         tracing::info!(
             transactions = report.transactions,
+            below_watermark = report.below_watermark,
             probes = report.probes,
             "passed the old place"
         );

@@ -17,6 +17,7 @@ pub(crate) struct DedupStatus {
     probes: AtomicU64,
     rows_read: AtomicU64,
     found: AtomicU64,
+    below_watermark: AtomicU64,
     hydrations: AtomicU64,
     hydration_us: AtomicU64,
     cache: Mutex<(&'static str, Stats)>,
@@ -38,6 +39,8 @@ pub struct DedupSnapshot {
     pub rows_read: u64,
     /// Identities that they found.
     pub found: u64,
+    /// Duplicates that only the watermark answered for: their rows were pruned.
+    pub below_watermark: u64,
     /// Transactions that the cache knew locally.
     pub hits: u64,
     /// Identities in the cache, all lanes.
@@ -66,6 +69,7 @@ impl DedupStatus {
             probes: self.probes.load(Relaxed),
             rows_read: self.rows_read.load(Relaxed),
             found: self.found.load(Relaxed),
+            below_watermark: self.below_watermark.load(Relaxed),
             hits: stats.hits,
             identities: stats.identities,
             resident_bytes: stats.resident_bytes,
@@ -101,6 +105,13 @@ impl DedupStatus {
         self.found.fetch_add(found, Relaxed);
         metric::count(metric::DEDUP_PROBES, flow, 1);
         metric::count(metric::DEDUP_ROWS_READ, flow, rows);
+    }
+
+    pub(crate) fn below_watermark(&self, flow: &FlowName, transactions: u64) {
+        if transactions > 0 {
+            self.below_watermark.fetch_add(transactions, Relaxed);
+            metric::count(metric::DEDUP_BELOW_WATERMARK, flow, transactions);
+        }
     }
 
     pub(crate) fn hydrated(&self, flow: &FlowName, elapsed: Duration) {

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use trellara_envelope::{Lane, StreamSequence};
+use trellara_envelope::{HaltCode, Lane, StreamSequence};
 use trellara_jetstream::trim;
 
-use crate::dedup::written_down;
+use crate::dedup::{dedup, written_down};
 use crate::flow::{Flow, PATIENCE, Running};
 
 /// Ledger rows that hold transactions.
@@ -66,6 +66,8 @@ async fn pruning_follows_the_stream_and_duplicates_below_stay_duplicates() {
     flow.caught_up().await;
     assert_eq!(flow.target.rows().await, "1:1 2:1 3:1 4:1 5:1");
     assert_eq!(applier.status.snapshot().duplicate_transactions, 4);
+    // Its place alone answers for the first two.
+    assert_eq!(dedup(&applier).below_watermark, 2);
     applier.stop().await;
 }
 
@@ -79,6 +81,29 @@ async fn applied_and_gone() -> Flow {
     let subject = flow.name.transactions_subject(Lane(0));
     purge(&flow, &subject, flow.sequence).await;
     flow
+}
+
+/// C33: what the window bounds. Source and broker are set back behind what was pruned, the target is
+/// not: what the source did then stands at places that the target has passed, without a row to
+/// compare it with. It is counted apart, and beyond the watermark it is noticed.
+#[tokio::test]
+async fn c33_below_the_watermark_another_course_of_events_is_counted_and_not_noticed() {
+    let mut flow = applied_and_gone().await;
+    let applier = prunes(&flow);
+    pruned_to(&flow, 0).await;
+    applier.stop().await;
+
+    flow.replace_stream(0x100).await;
+    flow.other_course = 1;
+    flow.marker().await;
+    flow.bundle(&[&[8], &[9]]).await;
+    let applier = flow.start();
+    let seen = applier.shows(|seen| seen.duplicate_transactions == 2).await;
+    assert_eq!(seen.dedup.below_watermark, 2, "{seen:?}");
+    assert_eq!(flow.target.rows().await, "1:1 2:1", "nobody has noticed");
+    flow.bundle(&[&[10]]).await;
+    let halt = applier.halt().await;
+    assert_eq!(halt.code, HaltCode::Diverged, "{halt}");
 }
 
 /// Whoever emptied the stream may put it back: what it holds now says nothing of what it will.

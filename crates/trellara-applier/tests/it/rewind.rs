@@ -95,6 +95,11 @@ async fn a_rewind_skips_thousands_and_writes_nothing() {
             panic!("not done");
         };
         assert_eq!(report.transactions, 5005, "{report:?}");
+        assert_eq!(
+            (report.confirmed, report.below_watermark),
+            (5005, 0),
+            "{report:?}"
+        );
         assert_eq!(report.rows_written, 0, "{report:?}");
         assert_eq!((report.first, report.until), (1, flow.sequence));
         assert!((1..=60).contains(&report.probes), "{report:?}");
@@ -172,6 +177,7 @@ async fn a_rewind_passes_over_what_was_passed_over_before() {
             };
             let of_ours = if trimmed { 1 } else { 2 };
             assert_eq!(report.transactions, of_ours, "{report:?}");
+            assert_eq!(report.confirmed, of_ours, "{report:?}");
             applier.stop().await;
             assert_eq!(flow.target.rows().await, "1:1 2:1");
         }
@@ -210,7 +216,7 @@ async fn c44_what_comes_again_from_far_apart_is_looked_up_in_pieces() {
     let Answer::Done(report) = answer else {
         panic!("{answer:?}");
     };
-    assert_eq!(report.transactions, 121, "{report:?}");
+    assert_eq!(report.confirmed, 121, "{report:?}");
     assert!(report.rows_read <= 121, "one for each: {report:?}");
     applier.stop().await;
     assert_eq!(flow.target.rows().await.split(' ').count(), 101);

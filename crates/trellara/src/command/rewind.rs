@@ -20,12 +20,13 @@ use crate::telemetry::{self, LogFormat};
 /// Moves the running applier back to the oldest frame of the stream.
 ///
 /// Everything that the stream still holds is delivered once more, looked up in the target's ledger,
-/// and skipped because it was applied. A transaction that is not there halts the applier (DIVERGED):
-/// the rewind is also a proof that the target has applied what the stream says.
+/// and skipped because it was applied. A transaction that is not there, and whose row was not pruned,
+/// halts the applier (DIVERGED): the rewind is also a proof that the target has applied what the
+/// stream says. Nothing new is applied while it runs, about 7 seconds per million transactions.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Reads:  the stream, through the applier; the target's ledger
-Writes: nothing; it sends NOTIFY trellara_<flow> on the target
+Writes: nothing; it sends NOTIFY trellara_<flow> on the target, for which no right is needed
 
 Exit codes: 0 done; 20 no applier answers, or it takes longer; 10, 11, 12, 13, 77 the applier
             halted; 1 it could not do it, or the target does not answer
@@ -64,8 +65,12 @@ struct Rewound {
     last_sequence: u64,
     frames: u64,
     transactions: u64,
-    /// Transactions that were applied before.
+    /// Transactions that were applied before: the two below together.
     skipped: u64,
+    /// Those that the ledger holds.
+    confirmed_in_ledger: u64,
+    /// Those whose ledger rows were pruned: only their place says so.
+    below_watermark: u64,
     rows_written: u64,
     probes: u64,
     ledger_rows_read: u64,
@@ -207,7 +212,9 @@ fn rewound(flow: &FlowName, report: Report) -> Rewound {
         last_sequence: report.until,
         frames: report.frames,
         transactions: report.transactions,
-        skipped: report.transactions,
+        skipped: report.confirmed + report.below_watermark,
+        confirmed_in_ledger: report.confirmed,
+        below_watermark: report.below_watermark,
         rows_written: report.rows_written,
         probes: report.probes,
         ledger_rows_read: report.rows_read,
@@ -224,6 +231,11 @@ fn text(rewound: &Rewound) -> String {
         ("frames", rewound.frames.to_string()),
         ("transactions", rewound.transactions.to_string()),
         ("skipped, applied before", rewound.skipped.to_string()),
+        (
+            "found in the ledger",
+            rewound.confirmed_in_ledger.to_string(),
+        ),
+        ("below the watermark", rewound.below_watermark.to_string()),
         ("rows written", rewound.rows_written.to_string()),
         ("probes of the ledger", rewound.probes.to_string()),
         ("ledger rows read", rewound.ledger_rows_read.to_string()),
