@@ -1,0 +1,7 @@
+//! The independent judge: whether both databases hold the same rows at one source position.
+//!
+//! It shares no code with the relay and the applier, nor with what they stand on: a judge that
+//! shares the defendant's code is no judge. What it knows of the target is what its snapshot shows:
+//! the newest row of the ledger names the source position that the rows beside it belong to.
+
+pub mod report;

@@ -1,0 +1,191 @@
+//! What a run found, as values; how they are printed is the program's affair.
+
+use std::fmt;
+use std::time::Duration;
+
+use trellara_envelope::{Lsn, SystemId, Timeline};
+
+/// A table by name.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TableName {
+    /// Schema.
+    pub schema: String,
+    /// Table.
+    pub name: String,
+}
+
+impl fmt::Display for TableName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.schema, self.name)
+    }
+}
+
+/// How the databases were looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Both frozen at one source position.
+    Exact,
+}
+
+/// How a table's rows were divided into pieces that are compared by digest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Method {
+    /// Half-open ranges of a key whose order is the same on both sides; how many.
+    Range(u32),
+    /// Buckets by a hash of the key, or of the whole row where there is no key; how many.
+    Bucket(u32),
+}
+
+/// How a row differs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// On the source alone.
+    Missing,
+    /// On the target alone.
+    Extra,
+    /// The same key, other values.
+    Changed,
+    /// Equal rows (or rows of one key), more of them on one side than on the other.
+    Duplicate,
+}
+
+/// One row that differs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Difference {
+    /// Columns of the key and their values as text; without a key every column of the row.
+    /// These are data: whoever prints them was asked to.
+    pub key: Vec<(String, Option<String>)>,
+    /// How.
+    pub kind: Kind,
+    /// Which columns differ, for [`Kind::Changed`].
+    pub columns: Vec<String>,
+    /// How many such rows the source has.
+    pub source_count: u64,
+    /// How many the target has.
+    pub target_count: u64,
+    /// Digest of the source's row, of this run's seed; `None` when it has none.
+    pub source_digest: Option<i64>,
+    /// Digest of the target's row.
+    pub target_digest: Option<i64>,
+    /// Columns and values of the source's row, where values were asked for.
+    pub source_row: Option<Vec<(String, Option<String>)>>,
+    /// The same of the target's.
+    pub target_row: Option<Vec<(String, Option<String>)>>,
+}
+
+/// What became of a table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// Every row was compared, and none differs.
+    Equal,
+    /// Some rows differ.
+    Different,
+    /// It could not be compared.
+    NotComparable {
+        /// Why.
+        reason: String,
+        /// What to do about it.
+        hint: String,
+    },
+}
+
+/// One table's result.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TableReport {
+    /// The table, as the source calls it.
+    pub table: TableName,
+    /// How it was divided; `None` when it could not be compared.
+    pub method: Option<Method>,
+    /// The result.
+    pub outcome: Outcome,
+    /// Rows counted on the source.
+    pub source_rows: u64,
+    /// Rows counted on the target.
+    pub target_rows: u64,
+    /// Sum of the source's row digests, a whole number of any size.
+    pub source_sum: String,
+    /// The same of the target's.
+    pub target_sum: String,
+    /// Rows of each kind.
+    pub missing: u64,
+    /// On the target alone.
+    pub extra: u64,
+    /// Same key, other values.
+    pub changed: u64,
+    /// Equal rows too many or too few.
+    pub duplicate: u64,
+    /// The first rows that differ, in key order where there is one; never more than asked for.
+    pub differences: Vec<Difference>,
+    /// Columns compared in another form than the source's own, and why.
+    pub mapped: Vec<String>,
+    /// How long it took.
+    pub took: Duration,
+}
+
+impl TableReport {
+    /// Rows that differ.
+    pub fn differing(&self) -> u64 {
+        self.missing + self.extra + self.changed + self.duplicate
+    }
+}
+
+/// One of the two databases.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerReport {
+    /// The cluster.
+    pub system: SystemId,
+    /// Its timeline.
+    pub timeline: Timeline,
+    /// Its version as the server prints it.
+    pub version: String,
+}
+
+/// A whole run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Report {
+    /// The run's own name.
+    pub run: String,
+    /// How the databases were looked at.
+    pub mode: Mode,
+    /// Seed of the row digests, drawn for this run.
+    pub seed: i64,
+    /// The source position that both sides were compared at.
+    pub consistent_point: Lsn,
+    /// The source.
+    pub source: ServerReport,
+    /// The target.
+    pub target: ServerReport,
+    /// How long the applier was held.
+    pub held: Duration,
+    /// Each table of the publication.
+    pub tables: Vec<TableReport>,
+    /// What no mode looks at: large objects, unlogged tables, tables outside of the publication.
+    pub not_covered: Vec<String>,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// The one word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Every table of the publication was compared whole, and is equal.
+    Equal,
+    /// At least one row differs.
+    Different,
+    /// Nothing differs, but not everything could be compared.
+    CouldNotCompare,
+}
+
+impl Report {
+    /// The verdict. Nothing compared is not "equal".
+    pub fn verdict(&self) -> Verdict {
+        let is = |wanted: fn(&Outcome) -> bool| self.tables.iter().any(|t| wanted(&t.outcome));
+        if is(|outcome| matches!(outcome, Outcome::Different)) {
+            Verdict::Different
+        } else if self.tables.is_empty() || is(|o| matches!(o, Outcome::NotComparable { .. })) {
+            Verdict::CouldNotCompare
+        } else {
+            Verdict::Equal
+        }
+    }
+}
