@@ -63,6 +63,8 @@ BEGIN
         -- Its oldest rows go by this function alone, which moves the watermark with them.
         GRANT SELECT ON trellara.watermark TO trellara_apply;
         GRANT EXECUTE ON FUNCTION trellara.prune(text, integer, bigint, interval, pg_lsn, bigint, integer) TO trellara_apply;
+        -- Where a verify run asks the applier to stand still. It records nothing.
+        GRANT SELECT, INSERT, UPDATE, DELETE ON trellara.fence TO trellara_apply;
     END IF;
 END
 $$;

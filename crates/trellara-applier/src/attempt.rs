@@ -15,6 +15,7 @@ use crate::apply::Writer;
 use crate::batch::Batch;
 use crate::cache::SharedCache;
 use crate::checkpoint::{Checkpoint, StreamIdentity};
+use crate::fence::LOOK;
 use crate::lane::{self, Claimant};
 use crate::ledger::{self, Ledger};
 use crate::machine::Machine;
@@ -30,12 +31,14 @@ use crate::trouble::Trouble;
 
 use self::again::Again;
 use self::dedup::Dedup;
+use self::fence::Fence;
 use self::rewind::Rewinding;
 
 mod again;
 mod commit;
 mod dedup;
 mod deliver;
+mod fence;
 mod prune;
 mod rewind;
 mod unfit;
@@ -54,6 +57,8 @@ enum Event {
     TargetLost,
     /// Somebody notified us.
     Notified(Option<Notification>),
+    /// The lease of a verify run's fence may be over.
+    LeaseOver,
     /// Time to report, to write progress down, to trim.
     Tick,
     /// A message of the stream, or the end of the consumer.
@@ -72,6 +77,8 @@ pub(crate) struct Attempt<'a> {
     rewinding: Option<Rewinding>,
     /// While places are read again that were passed before.
     again: Option<Again>,
+    /// What a verify run holds us at.
+    fence: Option<Fence>,
     reader: Reader,
     consumer: Consumer,
     reporter: Reporter,
@@ -153,6 +160,7 @@ impl<'a> Attempt<'a> {
             dedup,
             rewinding: None,
             again: None,
+            fence: None,
             reporter,
             trimmer,
             batch: Batch::behind(&durable, start.keep_from),
@@ -189,21 +197,26 @@ impl<'a> Attempt<'a> {
     pub(crate) async fn work(&mut self) -> Result<Infallible, Trouble> {
         let Err(trouble) = self.work_on().await;
         self.dedup.forget(self.options, self.status);
+        self.forget_fence();
         self.rewind_failed(&trouble).await;
         Err(trouble)
     }
 
     async fn work_on(&mut self) -> Result<Infallible, Trouble> {
+        // Whoever applied before may have said that nothing more comes.
+        self.look_at_fence().await?;
         let mut tick = tokio::time::interval(self.options.report_interval);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
+            let holding = self.holding();
             let event = tokio::select! {
                 biased;
                 () = self.cancel.cancelled() => Event::Cancelled,
                 () = self.target.session.closed() => Event::TargetLost,
                 notified = self.target.notifications.recv() => Event::Notified(notified),
+                () = fence::lease_over(self.fence.as_ref()) => Event::LeaseOver,
                 _ = tick.tick() => Event::Tick,
-                delivery = self.consumer.next() => Event::Delivered(delivery),
+                delivery = self.consumer.next(), if !holding => Event::Delivered(delivery),
             };
             match event {
                 Event::Cancelled => {
@@ -214,6 +227,7 @@ impl<'a> Attempt<'a> {
                     return Err(Trouble::passing("the connection to the target was lost"));
                 }
                 Event::Notified(Some(notification)) => self.notified(&notification).await?,
+                Event::LeaseOver => self.look_at_fence().await?,
                 Event::Tick => self.tick().await?,
                 Event::Delivered(delivery) => self.delivered(delivery?).await?,
             }
@@ -224,6 +238,9 @@ impl<'a> Attempt<'a> {
         if notification.payload == CHECKPOINT_NOW {
             self.asked_until = Some(Instant::now() + ASKED_FOR);
             self.write_down().await?;
+        }
+        if notification.payload == LOOK {
+            self.look_at_fence().await?;
         }
         if let Some(request) = Request::parse(&notification.payload) {
             self.rewind(request).await?;

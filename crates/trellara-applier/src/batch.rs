@@ -121,10 +121,11 @@ impl Batch {
         self.claims.is_empty() || begins == self.claimed_to
     }
 
-    /// The frame's transactions are said to be applied already.
-    pub(crate) fn claim(&mut self, delivered: &Delivered) {
+    /// The frame's transactions are said to be applied already; the first `known` are known to be.
+    pub(crate) fn claim(&mut self, delivered: &Delivered, known: usize) {
         let entries = machine::entries(&delivered.frame.body);
-        self.claims.extend(entries.iter().map(Claim::of));
+        let claimed = entries.get(known..).unwrap_or_default();
+        self.claims.extend(claimed.iter().map(Claim::of));
         self.claimed_to = delivered.frame.header.position;
     }
 
@@ -151,20 +152,47 @@ impl Batch {
         self.stand_behind(delivered, stream);
     }
 
-    /// Takes the entries `range` of a bundle.
+    /// Takes the entries `range` of a bundle; the first `known` need not be claimed.
     pub(crate) fn take(
         &mut self,
         delivered: &Delivered,
-        range: Range<usize>,
+        (known, range): (usize, Range<usize>),
         stream: &StreamIdentity,
     ) {
+        self.push(delivered, known, range);
+        self.to.end_lsn = delivered.frame.header.position;
+        self.stand_behind(delivered, stream);
+        if let Some(last) = self.transactions.last_mut() {
+            // With its last transaction the frame is wholly applied.
+            last.after = self.to.clone();
+        }
+    }
+
+    /// The same when more of the frame is to come: the lane stands at `cut`, and the transport half
+    /// behind the frame before (C21).
+    pub(crate) fn take_until(
+        &mut self,
+        delivered: &Delivered,
+        (known, range): (usize, Range<usize>),
+        cut: Lsn,
+    ) {
+        let some = !range.is_empty();
+        self.push(delivered, known, range);
+        self.to.end_lsn = cut;
+        self.moved = true;
+        if let Some(last) = self.transactions.last_mut().filter(|_| some) {
+            last.after = self.to.clone();
+        }
+    }
+
+    fn push(&mut self, delivered: &Delivered, known: usize, range: Range<usize>) {
         let Body::Bundle(entries) = &delivered.frame.body else {
             return;
         };
         let header = &delivered.frame.header;
         let payload = &delivered.frame.payload;
-        self.claims
-            .extend(entries[..range.start].iter().map(Claim::of));
+        let claimed = entries.get(known..range.start).unwrap_or_default();
+        self.claims.extend(claimed.iter().map(Claim::of));
         self.claimed_to = header.position;
         let mut at: usize = entries[..range.start].iter().map(length).sum();
         for (index, entry) in entries[range].iter().enumerate() {
@@ -186,12 +214,6 @@ impl Batch {
                 after: self.to.clone(),
             });
         }
-        self.to.end_lsn = header.position;
-        self.stand_behind(delivered, stream);
-        if let Some(last) = self.transactions.last_mut() {
-            // With its last transaction the frame is wholly applied.
-            last.after = self.to.clone();
-        }
     }
 
     /// Takes a manifest: its transaction is applied from its chunks.
@@ -199,6 +221,13 @@ impl Batch {
         self.to.transaction_end_lsn = end;
         self.to.end_lsn = delivered.frame.header.position;
         self.stand_behind(delivered, stream);
+    }
+
+    /// The same when the frame's position lies beyond `cut`, where the lane is to stand.
+    pub(crate) fn take_whole_until(&mut self, end: Lsn, cut: Lsn) {
+        self.to.transaction_end_lsn = end;
+        self.to.end_lsn = cut;
+        self.moved = true;
     }
 
     fn stand_behind(&mut self, delivered: &Delivered, stream: &StreamIdentity) {

@@ -9,6 +9,7 @@
 //! - whether a transaction was applied is answered by the ledger alone ([`verdict`]); an identity
 //!   cache in memory spares the question where it can vouch that the answer is no;
 //! - only one applier commits on a lane: [`lane`] holds its lock and its epoch;
+//! - while a verify run holds a lane at a position ([`fence`]), nothing beyond it is applied;
 //! - the stream is acknowledged, trimmed and reported on only after that commit is durable.
 //!
 //! It never reads configuration files or the environment, never skips a transaction silently, and
@@ -21,6 +22,7 @@ mod cache;
 mod checkpoint;
 mod chunks;
 mod execute;
+pub mod fence;
 pub mod lane;
 pub mod ledger;
 pub mod machine;
@@ -52,5 +54,7 @@ pub use target::{
 pub use checkpoint::{Checkpoint, StreamIdentity, Transport};
 pub use options::{ApplierOptions, HaltPolicy, RoleReplica, Standby};
 pub use run::run;
-pub use status::{ApplierSnapshot, ApplierState, ApplierStatus, DedupSnapshot, Pending};
+pub use status::{
+    ApplierSnapshot, ApplierState, ApplierStatus, DedupSnapshot, FenceSnapshot, Pending,
+};
 pub use watch::blockers;

@@ -15,6 +15,7 @@ use crate::checkpoint::Checkpoint;
 pub(crate) use self::body::{closes_lower, continues_at, entries, entry_of, history_of};
 
 mod body;
+pub(crate) mod cut;
 mod form;
 #[cfg(test)]
 pub(crate) mod testing;

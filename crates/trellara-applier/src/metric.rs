@@ -26,6 +26,10 @@ pub const HALTED: &str = "trellara_applier_halted";
 pub const LSN_APPLIED: &str = "trellara_applier_lsn_applied_bytes";
 /// Stream sequence of the last frame wholly applied.
 pub const SEQUENCE: &str = "trellara_applier_stream_sequence";
+/// 1 while a verify run holds the lane at a position.
+pub const FENCED: &str = "trellara_applier_fenced";
+/// Seconds that a lane stood still for a verify run.
+pub const FENCE_SECONDS: &str = "trellara_applier_fence_seconds";
 
 /// Transactions by verdict: `applied_vouched` (the cache knew that it is new), `applied_probed` (the
 /// ledger was asked), `duplicate`.
@@ -69,6 +73,14 @@ pub(crate) fn count(name: &'static str, flow: &FlowName, by: u64) {
 
 pub(crate) fn halted(flow: &FlowName, code: &'static str, halted: bool) {
     gauge!(HALTED, "flow" => flow.to_string(), "code" => code).set(if halted { 1.0 } else { 0.0 });
+}
+
+pub(crate) fn fenced(flow: &FlowName, fenced: bool) {
+    gauge!(FENCED, "flow" => flow.to_string()).set(if fenced { 1.0 } else { 0.0 });
+}
+
+pub(crate) fn fence(flow: &FlowName, seconds: f64) {
+    histogram!(FENCE_SECONDS, "flow" => flow.to_string()).record(seconds);
 }
 
 pub(crate) fn verdict(flow: &FlowName, verdict: &'static str, transactions: u64) {

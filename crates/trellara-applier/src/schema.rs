@@ -143,12 +143,14 @@ pub fn sql() -> String {
 }
 
 /// What the role that applies needs on the tables of our own schema: nothing that could remove or
-/// rewrite what was recorded. Pruning from the oldest end is a function's work.
+/// rewrite what was recorded. Pruning from the oldest end is a function's work. A fence records
+/// nothing, and a verify run that sets one up may have the same role.
 const RIGHTS: &[(&str, &[&str])] = &[
     ("state_version", &["SELECT"]),
     ("lane", &["SELECT", "UPDATE"]),
     ("applied", &["SELECT", "INSERT"]),
     ("watermark", &["SELECT"]),
+    ("fence", &["SELECT", "INSERT", "UPDATE", "DELETE"]),
 ];
 /// What a role needs that sets a flow up in a schema that somebody else made.
 const RIGHTS_OF_SETUP: &[(&str, &[&str])] = &[
@@ -237,15 +239,10 @@ pub async fn remove(client: &mut Client, flow: &str) -> Result<bool, SchemaError
             .execute("SELECT pg_advisory_xact_lock($1)", &[&lock])
             .await?;
     }
-    transaction
-        .execute("DELETE FROM trellara.applied WHERE flow = $1", &[&flow])
-        .await?;
-    transaction
-        .execute("DELETE FROM trellara.watermark WHERE flow = $1", &[&flow])
-        .await?;
-    transaction
-        .execute("DELETE FROM trellara.lane WHERE flow = $1", &[&flow])
-        .await?;
+    for table in ["applied", "watermark", "fence", "lane"] {
+        let delete = format!("DELETE FROM trellara.{table} WHERE flow = $1");
+        transaction.execute(&delete, &[&flow]).await?;
+    }
     let others: bool = transaction
         .query_one("SELECT EXISTS (SELECT FROM trellara.lane)", &[])
         .await?

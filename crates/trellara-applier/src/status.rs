@@ -8,12 +8,14 @@ use std::time::{Duration, Instant};
 use crate::metric;
 pub use dedup::DedupSnapshot;
 use dedup::DedupStatus;
+pub use fence::FenceSnapshot;
 use trellara_envelope::{
     FlowName, Halt, Incarnation, LaneEpoch, Lsn, StreamSequence, TransactionIdentity,
 };
 use trellara_postgres::Session;
 
 mod dedup;
+mod fence;
 
 /// The status of one applier; cheap to write, read at any time from any thread.
 #[derive(Debug, Default)]
@@ -46,6 +48,7 @@ struct Slow {
     /// What the target's session was seen doing, and when.
     sight: Option<(String, Instant)>,
     session: Weak<Session>,
+    fence: Option<FenceSnapshot>,
 }
 
 /// What is being carried into the target.
@@ -128,6 +131,8 @@ pub struct ApplierSnapshot {
     pub last_error: Option<String>,
     /// What is under way; `None` while there is nothing to do.
     pub pending: Option<Pending>,
+    /// What a verify run holds the lane at; `None` most of the time.
+    pub fence: Option<FenceSnapshot>,
     /// Transactions committed in the target by this process.
     pub transactions: u64,
     /// Row changes among them.
@@ -163,6 +168,7 @@ impl ApplierStatus {
             target: slow.target.clone(),
             last_error: slow.last_error.clone(),
             pending: slow.pending(),
+            fence: slow.fence.clone(),
             transactions: self.transactions.load(Relaxed),
             changes: self.changes.load(Relaxed),
             batches: self.batches.load(Relaxed),

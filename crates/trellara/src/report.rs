@@ -178,6 +178,9 @@ impl DaemonReport {
         if let Some(target) = &applier.target {
             details.insert("target".to_owned(), target.clone());
         }
+        if let Some(fence) = &applier.fence {
+            details.insert("fence".to_owned(), fence.to_string());
+        }
         details.extend(cache_details(&applier.dedup));
         Self {
             role: "applier".to_owned(),

@@ -147,11 +147,11 @@ fn show(cache: &LaneCache, options: &ApplierOptions, status: &ApplierStatus) {
 }
 
 impl Attempt<'_> {
-    /// Gathers the claims of a frame that was applied already by its place. They are confirmed
-    /// together, after at most a batch of them.
-    pub(super) async fn claim(&mut self, opened: &Delivered) -> Result<(), Trouble> {
+    /// Gathers the claims of a frame that was applied already by its place, but for its first
+    /// `known`. They are confirmed together, after at most a batch of them.
+    pub(super) async fn claim(&mut self, opened: &Delivered, known: usize) -> Result<(), Trouble> {
         self.confirm_unless_next(opened).await?;
-        self.batch.claim(opened);
+        self.batch.claim(opened, known);
         Ok(())
     }
 

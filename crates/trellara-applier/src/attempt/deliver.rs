@@ -1,9 +1,11 @@
-//! What becomes of a delivery: judged by the machine, gathered into the batch, passed or refused.
+//! What becomes of a delivery: judged by the machine, gathered into the batch, passed, held or
+//! refused.
 
+use std::ops::Range;
 use std::time::Instant;
 
 use futures_util::FutureExt;
-use trellara_envelope::{Body, Incarnation};
+use trellara_envelope::{Body, Incarnation, Lsn};
 use trellara_jetstream::consume::Delivery;
 
 use super::Attempt;
@@ -22,22 +24,27 @@ impl Attempt<'_> {
             let full = self.batch.bytes() >= self.options.batch_bytes
                 || self.batch.units().len() >= self.options.batch_transactions
                 || self.batch.claims().len() >= self.options.batch_transactions;
-            if full || !self.closed.is_empty() {
+            if full || !self.closed.is_empty() || self.holding() {
                 break;
             }
             next = self.consumer.next().now_or_never().transpose()?;
         }
+        self.settle().await
+    }
+
+    /// Commits what has to be; whoever waits for the lane to stand somewhere is told.
+    pub(super) async fn settle(&mut self) -> Result<(), Trouble> {
         // Whatever is not written down yet: that it was applied before is confirmed now.
         self.confirm().await?;
         let asked = self.asked_until.is_some_and(|until| Instant::now() < until);
-        let due = self.written.elapsed() >= self.options.idle_checkpoint;
+        let due = self.written.elapsed() >= self.options.idle_checkpoint || self.at_fence();
         if !self.batch.units().is_empty() || !self.closed.is_empty() || asked || due {
             self.write_down().await?;
         }
-        Ok(())
+        self.say_reached().await
     }
 
-    /// Judges one delivery, and puts what is accepted into the batch.
+    /// Opens one delivery and judges it.
     async fn take(&mut self, delivery: Delivery) -> Result<(), Trouble> {
         let opened = position::open(
             &self.reader,
@@ -57,24 +64,33 @@ impl Attempt<'_> {
         if self.rewinding.is_some() {
             return self.pass_again(&opened).await;
         }
+        self.judge(opened, 0).await
+    }
+
+    /// Judges a frame, and puts what is accepted into the batch. That its first `known`
+    /// transactions were applied needs no proof: we did it.
+    pub(super) async fn judge(&mut self, opened: Delivered, known: usize) -> Result<(), Trouble> {
         let stood = self.machine.sequence();
         if opened.sequence < stood && self.was_passed_over(&opened).await? {
             return Ok(());
         }
+        let Some(opened) = self.within_fence(opened, known).await? else {
+            return Ok(());
+        };
         match self.machine.frame(&opened) {
-            Verdict::Apply(range) => self.accept(&opened, range).await?,
+            Verdict::Apply(range) => self.accept(&opened, (known, range), None).await?,
             Verdict::Progress => {
-                self.claim(&opened).await?;
+                self.claim(&opened, known).await?;
                 self.pass(&opened).await?;
             }
             Verdict::Duplicate => {
                 self.count_duplicate(&opened);
-                self.claim(&opened).await?;
+                self.claim(&opened, known).await?;
                 self.pass(&opened).await?;
             }
             Verdict::Redelivered => {
                 self.count_duplicate(&opened);
-                self.claim(&opened).await?;
+                self.claim(&opened, known).await?;
             }
             Verdict::Aside => {}
             Verdict::Missing => return self.missing(&opened).await,
@@ -92,13 +108,16 @@ impl Attempt<'_> {
         Ok(())
     }
 
-    async fn accept(
+    /// Accepts the transactions `range` of a frame: all that are left of it, or those before `cut`,
+    /// where the lane is to stand.
+    pub(super) async fn accept(
         &mut self,
         opened: &Delivered,
-        range: std::ops::Range<usize>,
+        (known, range): (usize, Range<usize>),
+        cut: Option<Lsn>,
     ) -> Result<(), Trouble> {
-        match &opened.frame.body {
-            Body::Manifest(manifest) => {
+        match (&opened.frame.body, cut) {
+            (Body::Manifest(manifest), cut) if !range.is_empty() => {
                 self.write_down().await?;
                 let large = Large {
                     manifest,
@@ -107,15 +126,21 @@ impl Attempt<'_> {
                 };
                 self.prove_new(&[Claim::of(&machine::entry_of(manifest))])
                     .await?;
-                self.batch
-                    .take_whole(opened, manifest.end_lsn, &self.stream);
-                self.apply_large(large).await
+                let end = manifest.end_lsn;
+                match cut {
+                    Some(cut) => self.batch.take_whole_until(end, cut),
+                    None => self.batch.take_whole(opened, end, &self.stream),
+                }
+                Box::pin(self.apply_large(large)).await
             }
-            _ => {
-                if range.start > 0 {
+            (_, cut) => {
+                if range.start > known {
                     self.confirm_unless_next(opened).await?;
                 }
-                self.batch.take(opened, range, &self.stream);
+                match cut {
+                    Some(cut) => self.batch.take_until(opened, (known, range), cut),
+                    None => self.batch.take(opened, (known, range), &self.stream),
+                }
                 Ok(())
             }
         }

@@ -27,6 +27,11 @@ impl Attempt<'_> {
             let reason = "another rewind is still running".to_owned();
             return self.answer(&token, &Answer::Failed { reason }).await;
         }
+        if let Some(run) = self.fenced_by() {
+            // It would read the held frame again, and the run would wait for all of it.
+            let reason = format!("verify run {run} holds the lane; try again when it has ended");
+            return self.answer(&token, &Answer::Failed { reason }).await;
+        }
         // Afterwards nothing is in flight, and whatever comes again was applied.
         self.write_down().await?;
         let Some(until) = self.machine.seen() else {
@@ -84,7 +89,7 @@ impl Attempt<'_> {
             rewinding.report.transactions += machine::entries(&opened.frame.body).len() as u64;
         }
         self.count_duplicate(opened);
-        self.claim(opened).await?;
+        self.claim(opened, 0).await?;
         if opened.sequence == until {
             self.confirm().await?;
             self.rewound().await?;
@@ -119,7 +124,9 @@ impl Attempt<'_> {
             probes = report.probes,
             "passed the old place"
         );
-        self.answer(&rewinding.token, &Answer::Done(report)).await
+        self.answer(&rewinding.token, &Answer::Done(report)).await?;
+        // A verify run may have asked meanwhile.
+        Box::pin(self.look_at_fence()).await
     }
 
     /// What ended the attempt ended the rewind.

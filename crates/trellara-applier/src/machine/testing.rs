@@ -3,8 +3,8 @@
 use bytes::Bytes;
 use trellara_envelope::{
     Body, BundleEntry, CommitTime, FlowName, Frame, FrameDigest, FrameOrdinal, Genesis, Header,
-    Heartbeat, Incarnation, Lane, LedgerOrdinal, Lsn, Marker, Oid, SourceHistory, SourceId,
-    StreamSequence, SystemId, Timeline, Xid,
+    Heartbeat, Incarnation, Lane, LedgerOrdinal, Lsn, Manifest, Marker, Oid, SourceHistory,
+    SourceId, StreamSequence, SystemId, Timeline, Xid,
 };
 
 use super::Delivered;
@@ -136,6 +136,29 @@ impl Writer {
             .collect();
         let position = *ends.last().expect("a bundle has transactions");
         self.frame(Body::Bundle(entries), position, vec![0; ends.len()])
+    }
+
+    /// A transaction in chunks, 8 bytes of log long; its frame's position may lie behind its end.
+    pub(crate) fn manifest(&mut self, end: u64, position: u64) -> Delivered {
+        self.chunks(1);
+        let manifest = Manifest {
+            source: self.history.source(),
+            commit_lsn: Lsn(end - 8),
+            end_lsn: Lsn(end),
+            xid: Xid(end as u32),
+            commit_time: CommitTime(end as i64),
+            streamed: true,
+            chunks: 1,
+            bytes: 1,
+            first_sequence: StreamSequence(self.sequence),
+            running: FrameDigest([0xcc; 16]),
+            aborts: 0,
+            last_abort: None,
+            aborts_digest: FrameDigest::default(),
+            relations: Vec::new(),
+            changes: 1,
+        };
+        self.frame(Body::Manifest(Box::new(manifest)), position, Vec::new())
     }
 
     fn frame(&mut self, body: Body, position: u64, payload: Vec<u8>) -> Delivered {

@@ -99,6 +99,29 @@ CREATE TABLE IF NOT EXISTS trellara.watermark (
     PRIMARY KEY (flow, lane, source_system)
 );
 
+-- A verify run's request that a lane stand still at one position of the source, and the applier's
+-- answer. It binds nobody once its lease is over by this server's clock; the run renews it.
+CREATE TABLE IF NOT EXISTS trellara.fence (
+    flow        text        NOT NULL,
+    lane        integer     NOT NULL,
+    run         text        NOT NULL CHECK (length(run) BETWEEN 1 AND 64),
+    -- No transaction is applied whose commit record begins here or beyond.
+    cap         pg_lsn      NOT NULL,
+    -- Whether cap is the run's own position, between two records: the lane stands exactly there.
+    exact       boolean     NOT NULL DEFAULT false,
+    lease_until timestamptz NOT NULL,
+    -- The applier's: which of them answered, that it applies nothing beyond, where it stood then.
+    epoch       bigint,
+    armed_at    timestamptz,
+    armed_lsn   pg_lsn,
+    -- And that the lane's newest row of trellara.applied has end_lsn = cap.
+    reached_at  timestamptz,
+    PRIMARY KEY (flow, lane),
+    CHECK ((armed_at IS NULL) = (armed_lsn IS NULL)),
+    CHECK ((armed_at IS NULL) = (epoch IS NULL)),
+    CHECK (reached_at IS NULL OR (exact AND armed_at IS NOT NULL))
+);
+
 -- Takes away a lane's oldest rows and moves its watermark, together. Only rows older than a time by
 -- this server's clock, and only up to a position of one system (rows of systems before it have no
 -- other limit): the oldest that can still be delivered again. Never the newest row, never more than

@@ -369,6 +369,15 @@ async fn the_granted_role_can_apply_and_nothing_else() {
             system: genesis.source.system,
         };
         assert_eq!(prune::prune(&plain, bounds).await.unwrap().rows, 1);
+        plain
+            .batch_execute(
+                "INSERT INTO trellara.fence (flow, lane, run, cap, lease_until) \
+                     VALUES ('shop', 0, 'a run', '0/100', clock_timestamp()); \
+                 UPDATE trellara.fence SET cap = '0/200', exact = true; \
+                 DELETE FROM trellara.fence",
+            )
+            .await
+            .unwrap();
         for forbidden in [
             "DELETE FROM trellara.applied",
             "UPDATE trellara.applied SET end_lsn = '0/1'",

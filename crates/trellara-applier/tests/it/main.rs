@@ -2,6 +2,7 @@
 
 mod dedup;
 mod execute;
+mod fence;
 mod flow;
 mod lanes;
 mod ledger;

@@ -2,7 +2,8 @@
 
 use tokio_postgres::{AsyncMessage, NoTls};
 use trellara_applier::channel;
-use trellara_applier::rewind::{Answer, Report, Request, answer_channel};
+pub(crate) use trellara_applier::rewind::Answer;
+use trellara_applier::rewind::{Report, Request, answer_channel};
 use trellara_envelope::{HaltCode, Lane};
 use trellara_jetstream::trim;
 
@@ -10,7 +11,12 @@ use crate::dedup::{dedup, sql, written_down};
 use crate::flow::{Flow, PATIENCE};
 
 /// Asks for a rewind and waits for its end.
-async fn rewind(flow: &Flow) -> Answer {
+pub(crate) async fn rewind(flow: &Flow) -> Answer {
+    rewind_and(flow, async || ()).await
+}
+
+/// The same with something that is done right after it was asked for.
+pub(crate) async fn rewind_and(flow: &Flow, then: impl AsyncFnOnce()) -> Answer {
     let (listener, mut connection) = tokio_postgres::connect(&flow.target.url, NoTls)
         .await
         .unwrap();
@@ -39,6 +45,7 @@ async fn rewind(flow: &Flow) -> Answer {
         )
         .await
         .unwrap();
+    then().await;
     let wait = async {
         loop {
             let payload = answers.recv().await.expect("a connection");

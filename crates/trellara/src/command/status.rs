@@ -99,6 +99,8 @@ fn text(survey: &Survey) -> String {
     for daemon in &survey.daemons {
         let ready = if daemon.ready { "ready" } else { "not ready" };
         lines.push(format!("  {:<8} {}, {ready}", daemon.role, daemon.state));
+        let fence = daemon.details.get("fence");
+        lines.extend(fence.map(|fence| format!("  fence    {fence}")));
         lines.extend(cache_line(daemon));
     }
     if !survey.blocked_by.is_empty() {
