@@ -4,4 +4,21 @@
 //! shares the defendant's code is no judge. What it knows of the target is what its snapshot shows:
 //! the newest row of the ledger names the source position that the rows beside it belong to.
 
+mod compare;
+mod digest;
+mod drill;
+mod error;
+mod frozen;
+mod inventory;
+mod key;
+mod listing;
+mod mapping;
+mod plan;
+mod reader;
 pub mod report;
+mod shape;
+mod table;
+
+pub use compare::{CompareOptions, Comparison, Progress, compare};
+pub use error::{Side, VerifyError, VerifyErrorKind};
+pub use frozen::Frozen;

@@ -1,0 +1,288 @@
+//! Comparing two frozen databases.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use futures_util::future::try_join_all;
+use futures_util::{FutureExt, StreamExt, stream, try_join};
+
+use crate::digest::Hash;
+use crate::error::{Failure, Side, VerifyError};
+use crate::frozen::Frozen;
+use crate::inventory::{self, Published, Relation};
+use crate::mapping;
+use crate::reader::{Reader, TextRow};
+use crate::report::{Outcome, TableName, TableReport};
+use crate::table::{Ground, Lane, Pool, Work};
+
+/// How to compare.
+#[derive(Debug, Clone)]
+pub struct CompareOptions {
+    /// The run's name, which the sessions carry in their application name.
+    pub run: String,
+    /// Drawn for the run, so that nothing can be made to collide with it.
+    pub seed: i64,
+    /// The publication whose tables are compared.
+    pub publication: String,
+    /// Sessions that read at the same time, on each side.
+    pub jobs: usize,
+    /// How many differences of a table are listed; all are counted.
+    pub max_diffs: usize,
+    /// Whether listed differences carry the rows.
+    pub values: bool,
+    /// How long one statement may take; `None`: as long as it likes.
+    pub statement_timeout: Option<Duration>,
+    /// Rows of a range.
+    pub range_rows: u64,
+}
+
+impl CompareOptions {
+    /// The defaults.
+    pub fn new(run: impl Into<String>, publication: impl Into<String>, seed: i64) -> Self {
+        Self {
+            run: run.into(),
+            seed,
+            publication: publication.into(),
+            // Reading is bound by the servers' processors, which have other work.
+            jobs: 2,
+            max_diffs: 10_000,
+            values: false,
+            statement_timeout: None,
+            // A fraction of a second of work; an interrupted one costs no more.
+            range_rows: 100_000,
+        }
+    }
+}
+
+/// What was found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Comparison {
+    /// Each table of the publication, in order of their names.
+    pub tables: Vec<TableReport>,
+    /// What stands on the source and outside of the comparison.
+    pub not_covered: Vec<String>,
+}
+
+/// How far it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Progress {
+    /// The tables are known.
+    Planned {
+        /// Each, with a guess at its rows on the source.
+        tables: Vec<(TableName, u64)>,
+    },
+    /// A table is being read.
+    Started {
+        /// Which.
+        table: TableName,
+    },
+    /// A piece of a table was digested on both sides.
+    Compared {
+        /// Which.
+        table: TableName,
+        /// Rows of the piece on the source.
+        source_rows: u64,
+        /// On the target.
+        target_rows: u64,
+    },
+    /// A table is done.
+    Finished {
+        /// Which.
+        table: TableName,
+        /// The result.
+        outcome: Outcome,
+    },
+}
+
+/// Compares the publication's tables in two databases that were frozen at one source position.
+///
+/// # Errors
+/// No result could be had at all: never to be taken for "equal".
+pub async fn compare(
+    source: &Frozen,
+    target: &Frozen,
+    options: &CompareOptions,
+    progress: &(dyn Fn(Progress) + Send + Sync),
+) -> Result<Comparison, VerifyError> {
+    Box::pin(run(source, target, options, progress))
+        .await
+        .map_err(over)
+}
+
+/// A failure outside of any table is the end of the run.
+fn over(failure: Failure) -> VerifyError {
+    match failure {
+        Failure::Run(error) => error,
+        Failure::Refused { side, fault } => VerifyError::server(side, &fault),
+        Failure::NotComparable { reason, .. } => VerifyError::bug(&reason),
+    }
+}
+
+async fn run(
+    source: &Frozen,
+    target: &Frozen,
+    options: &CompareOptions,
+    progress: &(dyn Fn(Progress) + Send + Sync),
+) -> Result<Comparison, Failure> {
+    let lanes = (0..options.jobs.max(1)).map(|_| open(source, target, options).boxed());
+    let lanes = try_join_all(lanes.collect::<Vec<_>>()).await?;
+    let (source_now, target_now) = try_join!(
+        Reader::now(Side::Source, &source.connect, options),
+        Reader::now(Side::Target, &target.connect, options)
+    )?;
+    let same_encoding = source_now.encoding() == target_now.encoding();
+    let plan = Catalogue::read(&lanes, options).await?;
+    plan.check(&source_now, options).await?;
+    let ground = Ground {
+        pool: Pool::new(lanes),
+        source_now,
+        target_now,
+        hash: Hash {
+            seed: options.seed,
+            as_utf8: !same_encoding,
+        },
+        options,
+        progress,
+    };
+    progress(Progress::Planned {
+        tables: plan.estimates(),
+    });
+    // Boxed one by one: the compiler does not see that futures made inside of a stream may be sent.
+    let mut all = Vec::with_capacity(plan.published.len());
+    for published in &plan.published {
+        all.push(plan.compare(&ground, published, same_encoding).boxed());
+    }
+    let mut tables: Vec<TableReport> = Vec::new();
+    let mut results = stream::iter(all).buffer_unordered(options.jobs.max(1));
+    while let Some(report) = results.next().await {
+        tables.push(report?);
+    }
+    drop(results);
+    plan.check(&ground.source_now, options).await?;
+    tables.sort_by(|a, b| a.table.cmp(&b.table));
+    Ok(Comparison {
+        tables,
+        not_covered: plan.not_covered,
+    })
+}
+
+/// Opens a session on each side.
+async fn open(
+    source: &Frozen,
+    target: &Frozen,
+    options: &CompareOptions,
+) -> Result<Lane, VerifyError> {
+    let (source, target) = try_join!(
+        Reader::open(Side::Source, source, options),
+        Reader::open(Side::Target, target, options)
+    )?;
+    Ok(Lane { source, target })
+}
+
+/// What is there to be compared.
+struct Catalogue {
+    published: Vec<Published>,
+    source: BTreeMap<TableName, Relation>,
+    target: BTreeMap<TableName, Relation>,
+    not_covered: Vec<String>,
+    /// The publication, as the snapshot shows it.
+    definition: TextRow,
+}
+
+impl Catalogue {
+    async fn read(lanes: &[Lane], options: &CompareOptions) -> Result<Self, Failure> {
+        let lane = lanes.first();
+        let lane = lane.ok_or_else(|| VerifyError::bug("no lane was made"))?;
+        let published = inventory::published(&lane.source, &options.publication).await?;
+        let names: Vec<TableName> = published.iter().map(|p| p.table.clone()).collect();
+        let source = inventory::relations(&lane.source, &names).await?;
+        let target = inventory::relations(&lane.target, &names).await?;
+        let not_covered = inventory::not_covered(&lane.source, &names).await?;
+        Ok(Self {
+            published,
+            source,
+            target,
+            not_covered,
+            definition: inventory::definition(&lane.source, &options.publication).await?,
+        })
+    }
+
+    /// Refuses when the publication is not the one that the snapshot shows.
+    async fn check(&self, now: &Reader, options: &CompareOptions) -> Result<(), VerifyError> {
+        let definition = inventory::definition(now, &options.publication).await;
+        if definition.map_err(over)? == self.definition {
+            return Ok(());
+        }
+        Err(VerifyError::unusable(
+            Side::Source,
+            "the publication was changed behind the position compared".into(),
+            "run it again",
+        ))
+    }
+
+    fn estimates(&self) -> Vec<(TableName, u64)> {
+        let estimate = |p: &Published| self.source.get(&p.table).map_or(0, |r| r.estimate);
+        let tables = self.published.iter();
+        tables.map(|p| (p.table.clone(), estimate(p))).collect()
+    }
+
+    async fn compare(
+        &self,
+        ground: &Ground<'_>,
+        published: &Published,
+        same_encoding: bool,
+    ) -> Result<TableReport, VerifyError> {
+        let started = Instant::now();
+        let table = &published.table;
+        let (source, target) = (self.source.get(table), self.target.get(table));
+        (ground.progress)(Progress::Started {
+            table: table.clone(),
+        });
+        let result = match source {
+            Some(relation) => match mapping::pair(published, relation, target, same_encoding) {
+                Ok(pair) => Box::pin(Work::new(ground, &pair).run()).await,
+                Err(failure) => Err(failure),
+            },
+            None => Err(Failure::NotComparable {
+                reason: "the table was made or published behind the position compared".into(),
+                hint: "run it again".into(),
+            }),
+        };
+        let report = match result {
+            Ok(report) => report,
+            Err(failure) => {
+                let guarded = |side| match side {
+                    Side::Source => source.is_some_and(|relation| relation.guarded),
+                    Side::Target => target.is_some_and(|relation| relation.guarded),
+                };
+                let (reason, hint) = failure.about_table(guarded)?;
+                not_comparable(table, reason, hint, started.elapsed())
+            }
+        };
+        (ground.progress)(Progress::Finished {
+            table: table.clone(),
+            outcome: report.outcome.clone(),
+        });
+        Ok(report)
+    }
+}
+
+/// What was counted before it failed says nothing about the table, so none of it is kept.
+fn not_comparable(table: &TableName, reason: String, hint: String, took: Duration) -> TableReport {
+    TableReport {
+        table: table.clone(),
+        method: None,
+        outcome: Outcome::NotComparable { reason, hint },
+        source_rows: 0,
+        target_rows: 0,
+        source_sum: "0".into(),
+        target_sum: "0".into(),
+        missing: 0,
+        extra: 0,
+        changed: 0,
+        duplicate: 0,
+        differences: Vec::new(),
+        mapped: Vec::new(),
+        took,
+    }
+}

@@ -1,0 +1,324 @@
+//! The statements that make digests. Pure.
+//!
+//! A row's digest is a 64-bit hash of its text as `ROW(…)::text` prints it, which tells NULL from
+//! the empty string and one column from the next. Digests are added, never XORed: equal rows do
+//! not cancel, and the order of reading does not matter.
+
+use trellara_postgres::quote;
+
+/// Sub-buckets of a differing range.
+pub(crate) const SUB_BUCKETS: u32 = 1024;
+/// Buckets take the hash's low bits, sub-buckets those above the most that buckets can take.
+const SUB_SHIFT: u32 = 20;
+
+/// How texts are hashed in this run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Hash {
+    /// Drawn for the run.
+    pub(crate) seed: i64,
+    /// The databases have different encodings, so the bytes of UTF-8 are hashed instead of theirs.
+    pub(crate) as_utf8: bool,
+}
+
+impl Hash {
+    fn of(self, text: &str) -> String {
+        let seed = self.seed;
+        if self.as_utf8 {
+            let bytes = format!("encode(convert_to({text}, 'UTF8'), 'hex')");
+            return format!("hashtextextended({bytes} COLLATE \"C\", '{seed}'::bigint)");
+        }
+        format!("hashtextextended({text} COLLATE \"C\", '{seed}'::bigint)")
+    }
+
+    fn of_row(self, values: &[String]) -> String {
+        self.of(&format!("ROW({})::text", values.join(", ")))
+    }
+
+    /// NULL stays NULL.
+    fn of_value(self, value: &str) -> String {
+        let hash = self.of(&format!("format('%s', {value})"));
+        format!("CASE WHEN num_nulls({value}) = 0 THEN {hash} END")
+    }
+}
+
+/// The texts of a border's key columns.
+pub(crate) type Border = Vec<String>;
+
+/// A part of a table, the same on both sides.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Piece {
+    /// `[from, to)` of the key; open where there is no border.
+    Range {
+        from: Option<Border>,
+        to: Option<Border>,
+        /// The type each border column is written as.
+        casts: Vec<&'static str>,
+    },
+    /// These of so many buckets.
+    Buckets { numbers: Vec<u32>, of: u32 },
+}
+
+/// One side of a table, as SQL.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SideTable {
+    /// What stands behind FROM.
+    pub(crate) from: String,
+    /// The row filter; the target has none, it should hold only what passes.
+    pub(crate) filter: Option<String>,
+    /// The compared form of each column.
+    pub(crate) values: Vec<String>,
+    /// The identifying form of each key column; none for a table without key.
+    pub(crate) keys: Vec<String>,
+    /// The key columns themselves, for ranges.
+    pub(crate) key_columns: Vec<String>,
+}
+
+impl SideTable {
+    fn row_hash(&self, hash: Hash) -> String {
+        hash.of_row(&self.values)
+    }
+
+    /// What rows are divided and merged by: the hash of the key, or of the whole row.
+    fn place(&self, hash: Hash) -> String {
+        match self.keys.as_slice() {
+            [] => self.row_hash(hash),
+            keys => hash.of_row(keys),
+        }
+    }
+
+    /// ` WHERE …` of the filter, the piece and more.
+    fn filtered(&self, piece: Option<&Piece>, more: Option<String>, hash: Hash) -> String {
+        let filter = self.filter.as_ref().map(|filter| format!("({filter})"));
+        let piece = piece.and_then(|piece| self.within(piece, hash));
+        let all: Vec<String> = [filter, piece, more].into_iter().flatten().collect();
+        if all.is_empty() {
+            return String::new();
+        }
+        format!(" WHERE {}", all.join(" AND "))
+    }
+
+    fn within(&self, piece: &Piece, hash: Hash) -> Option<String> {
+        match piece {
+            Piece::Range { from, to, casts } => {
+                let borders = [(">=", from), ("<", to)];
+                let parts: Vec<String> = borders
+                    .iter()
+                    .filter_map(|(op, border)| Some(self.beyond(op, border.as_ref()?, casts)))
+                    .collect();
+                (!parts.is_empty()).then(|| parts.join(" AND "))
+            }
+            Piece::Buckets { numbers, of } => {
+                let place = self.place(hash);
+                Some(format!(
+                    "({place} & {}) = ANY ({})",
+                    of - 1,
+                    array(numbers, "bigint")
+                ))
+            }
+        }
+    }
+
+    fn beyond(&self, operator: &str, border: &Border, casts: &[&str]) -> String {
+        let literals: Vec<String> = border
+            .iter()
+            .zip(casts)
+            .map(|(text, cast)| format!("{}::{cast}", quote::literal(text)))
+            .collect();
+        if let ([column], [literal]) = (self.key_columns.as_slice(), literals.as_slice()) {
+            return format!("{column} {operator} {literal}");
+        }
+        // The planner guesses nothing from a comparison of rows; the first column alone says how
+        // much of the index is wanted.
+        let wide = if operator == "<" { "<=" } else { operator };
+        let first = match (self.key_columns.first(), literals.first()) {
+            (Some(column), Some(literal)) => format!("{column} {wide} {literal} AND "),
+            _ => String::new(),
+        };
+        let columns = self.key_columns.join(", ");
+        format!("{first}({columns}) {operator} ({})", literals.join(", "))
+    }
+
+    /// The first key of the range behind one that begins at `from` and has `rows` rows.
+    pub(crate) fn next_border(
+        &self,
+        from: Option<&Border>,
+        casts: &[&'static str],
+        rows: u64,
+    ) -> String {
+        let within = from.map_or(String::new(), |border| {
+            format!(" WHERE {}", self.beyond(">=", border, casts))
+        });
+        let columns = self.key_columns.join(", ");
+        format!(
+            "SELECT {columns} FROM {}{within} ORDER BY {columns} OFFSET {rows} LIMIT 1",
+            self.from
+        )
+    }
+
+    /// `(count, sum)` of a piece.
+    pub(crate) fn digest(&self, piece: &Piece, hash: Hash) -> String {
+        format!(
+            "SELECT count(*), coalesce(sum({}), 0) FROM {}{}",
+            self.row_hash(hash),
+            self.from,
+            self.filtered(Some(piece), None, hash)
+        )
+    }
+
+    /// `(bucket, count, sum)` of every bucket that has rows.
+    pub(crate) fn buckets(&self, of: u32, hash: Hash) -> String {
+        let (row, mask) = (self.row_hash(hash), of - 1);
+        let rows = format!("{}{}", self.from, self.filtered(None, None, hash));
+        if self.keys.is_empty() {
+            // The offset keeps the planner from working each hash out twice.
+            return format!(
+                "SELECT h & {mask}, count(*), sum(h) FROM (SELECT {row} FROM {rows} OFFSET 0) \
+                 AS hashed(h) GROUP BY 1"
+            );
+        }
+        let place = self.place(hash);
+        format!("SELECT {place} & {mask}, count(*), sum({row}) FROM {rows} GROUP BY 1")
+    }
+
+    /// `(sub-bucket, count, sum)` of every sub-bucket of a piece that has rows.
+    pub(crate) fn sub_buckets(&self, piece: &Piece, hash: Hash) -> String {
+        format!(
+            "SELECT {}, count(*), sum({}) FROM {}{} GROUP BY 1",
+            self.sub_bucket(hash),
+            self.row_hash(hash),
+            self.from,
+            self.filtered(Some(piece), None, hash)
+        )
+    }
+
+    fn sub_bucket(&self, hash: Hash) -> String {
+        let (place, mask) = (self.place(hash), SUB_BUCKETS - 1);
+        format!("({place} >> {SUB_SHIFT}) & {mask}")
+    }
+
+    /// `(place, row digest, how many, key…)` in order of the place: one line a row where there is
+    /// a key, one a distinct row where there is none.
+    pub(crate) fn merge(&self, piece: &Piece, subs: Option<&[u32]>, hash: Hash) -> String {
+        let subs = subs.map(|subs| {
+            let array = array(subs, "bigint");
+            format!("({}) = ANY ({array})", self.sub_bucket(hash))
+        });
+        let filtered = self.filtered(Some(piece), subs, hash);
+        let (row, from) = (self.row_hash(hash), &self.from);
+        if self.keys.is_empty() {
+            return format!(
+                "SELECT {row}, 0, count(*) FROM {from}{filtered} GROUP BY 1 ORDER BY 1"
+            );
+        }
+        let (place, keys) = (self.place(hash), self.keys.join(", "));
+        format!("SELECT {place}, {row}, 1, {keys} FROM {from}{filtered} ORDER BY 1")
+    }
+
+    /// `(place, key…, cell…)` of the rows at these places; a cell is the value, or its digest.
+    pub(crate) fn cells(&self, piece: &Piece, places: &[i64], values: bool, hash: Hash) -> String {
+        let place = self.place(hash);
+        let cells = self.values.iter().map(|value| match values {
+            true => value.clone(),
+            false => hash.of_value(value),
+        });
+        let columns: Vec<String> = [place.clone()]
+            .into_iter()
+            .chain(self.keys.iter().cloned())
+            .chain(cells)
+            .collect();
+        let wanted = format!("{place} = ANY ({})", array(places, "bigint"));
+        format!(
+            "SELECT {} FROM {}{}",
+            columns.join(", "),
+            self.from,
+            self.filtered(Some(piece), Some(wanted), hash)
+        )
+    }
+}
+
+fn array<T: ToString>(numbers: &[T], of: &str) -> String {
+    let numbers: Vec<String> = numbers.iter().map(T::to_string).collect();
+    format!("'{{{}}}'::{of}[]", numbers.join(","))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HASH: Hash = Hash {
+        seed: -7,
+        as_utf8: false,
+    };
+
+    fn table(keys: &[&str]) -> SideTable {
+        SideTable {
+            from: r#"ONLY "s"."t""#.into(),
+            filter: Some("v > 1 OR v IS NULL".into()),
+            values: vec![r#""a""#.into(), r#""v""#.into()],
+            keys: keys.iter().map(|k| (*k).to_owned()).collect(),
+            key_columns: keys.iter().map(|k| (*k).to_owned()).collect(),
+        }
+    }
+
+    fn range(from: Option<&[&str]>, to: Option<&[&str]>) -> Piece {
+        let border = |b: &[&str]| b.iter().map(|t| (*t).to_owned()).collect();
+        Piece::Range {
+            from: from.map(border),
+            to: to.map(border),
+            casts: vec!["bigint", "text"],
+        }
+    }
+
+    #[test]
+    fn a_digest_is_a_count_and_a_sum_of_what_passes_the_filter() {
+        let sql = table(&[r#""a""#]).digest(&range(None, None), HASH);
+        let expected = r#"SELECT count(*), coalesce(sum(hashtextextended(ROW("a", "v")::text COLLATE "C", '-7'::bigint)), 0) FROM ONLY "s"."t" WHERE (v > 1 OR v IS NULL)"#;
+        assert_eq!(sql, expected);
+    }
+
+    #[test]
+    fn ranges_are_half_open_and_open_at_both_ends() {
+        let one = table(&[r#""a""#]);
+        let sql = one
+            .within(&range(Some(&["1"]), Some(&["9"])), HASH)
+            .unwrap();
+        assert_eq!(sql, r#""a" >= '1'::bigint AND "a" < '9'::bigint"#);
+        assert_eq!(one.within(&range(None, None), HASH), None);
+        let two = table(&[r#""a""#, r#""b""#]);
+        let sql = two
+            .within(&range(None, Some(&["9", "it's"])), HASH)
+            .unwrap();
+        assert_eq!(
+            sql,
+            r#""a" <= '9'::bigint AND ("a", "b") < ('9'::bigint, 'it''s'::text)"#
+        );
+        let sql = two.next_border(Some(&vec!["9".into(), "x".into()]), &["bigint", "text"], 5);
+        assert!(
+            sql.contains(r#"("a", "b") >= ('9'::bigint, 'x'::text)"#),
+            "{sql}"
+        );
+        assert!(
+            sql.ends_with(r#"ORDER BY "a", "b" OFFSET 5 LIMIT 1"#),
+            "{sql}"
+        );
+    }
+
+    #[test]
+    fn nothing_is_ever_xored() {
+        let piece = Piece::Buckets {
+            numbers: vec![1, 2],
+            of: 4096,
+        };
+        for table in [table(&[]), table(&[r#""a""#])] {
+            for sql in [
+                table.buckets(4096, HASH),
+                table.digest(&piece, HASH),
+                table.sub_buckets(&piece, HASH),
+                table.merge(&piece, Some(&[3]), HASH),
+                table.cells(&piece, &[-5], true, HASH),
+            ] {
+                assert!(!sql.contains('#') && !sql.contains("xor"), "{sql}");
+            }
+        }
+    }
+}

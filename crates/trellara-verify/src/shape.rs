@@ -1,0 +1,98 @@
+//! Whether a table is still what the snapshot shows.
+//!
+//! A statement in an old snapshot sees old rows but present definitions: behind a rewrite or a
+//! TRUNCATE the old rows are simply gone from its view, and behind a rename the same text reads
+//! another table. No lock keeps such statements out (a waiting ALTER would block everybody behind
+//! it); instead the shape in the snapshot is compared with the present one before the first and
+//! after the last read. A file number never comes back, so what is equal after was equal between.
+
+use std::collections::BTreeSet;
+
+use crate::error::{Failure, Side};
+use crate::inventory::values;
+use crate::reader::Reader;
+use crate::report::TableName;
+
+/// A table's identity, columns, partitions and files.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Shape {
+    root: Option<String>,
+    columns: BTreeSet<String>,
+    /// Oid and file of the table and of each partition.
+    files: BTreeSet<(String, String)>,
+}
+
+impl Shape {
+    /// As the reader sees it: in its snapshot, or now.
+    pub(crate) async fn read(reader: &Reader, table: &TableName) -> Result<Self, Failure> {
+        let sql = format!(
+            "WITH RECURSIVE root AS (SELECT c.oid, c.relfilenode \
+               FROM (VALUES {}) w(i, s, n) JOIN pg_namespace n ON n.nspname = w.s \
+               JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = w.n), \
+             tree(oid, relfilenode, relkind) AS (SELECT r.oid, r.relfilenode, c.relkind FROM root r \
+               JOIN pg_class c USING (oid) UNION ALL \
+               SELECT c.oid, c.relfilenode, c.relkind FROM tree t JOIN pg_inherits h \
+               ON h.inhparent = t.oid AND t.relkind = 'p' JOIN pg_class c ON c.oid = h.inhrelid) \
+             SELECT 'root', oid::text, '' FROM root \
+             UNION ALL SELECT 'file', oid::text, relfilenode::text FROM tree \
+             UNION ALL SELECT 'column', concat_ws(' ', a.attnum, a.atttypid, a.atttypmod, a.attname), '' \
+               FROM root r JOIN pg_attribute a ON a.attrelid = r.oid \
+               WHERE a.attnum > 0 AND NOT a.attisdropped",
+            values(std::slice::from_ref(table))
+        );
+        let mut shape = Shape::default();
+        for row in reader.rows(&sql).await? {
+            let mut cells = row.into_iter().map(Option::unwrap_or_default);
+            let mut next = || cells.next().unwrap_or_default();
+            match (next().as_str(), next(), next()) {
+                ("root", oid, _) => shape.root = Some(oid),
+                ("file", oid, file) => _ = shape.files.insert((oid, file)),
+                (_, column, _) => _ = shape.columns.insert(column),
+            }
+        }
+        Ok(shape)
+    }
+
+    /// Refuses when `now` is not what this (the snapshot's) is. New columns and new partitions are
+    /// no change: the snapshot sees nothing of them.
+    pub(crate) async fn check(
+        &self,
+        now: &Shape,
+        frozen: &Reader,
+        side: Side,
+    ) -> Result<(), Failure> {
+        let changed = |what: &str| {
+            Err(Failure::NotComparable {
+                reason: format!("the {side}'s table was {what} behind the position compared"),
+                hint: "run it again".into(),
+            })
+        };
+        if self.root != now.root {
+            return changed("renamed, dropped or replaced");
+        }
+        if !self.columns.is_subset(&now.columns) {
+            return changed("altered");
+        }
+        if !self.files.is_subset(&now.files) {
+            return changed("truncated or rewritten, or lost a partition,");
+        }
+        // A partition that is younger than the snapshot holds nothing it could see; an older table
+        // that was attached does.
+        let added: Vec<&str> = now
+            .files
+            .difference(&self.files)
+            .map(|(oid, _)| oid.as_str())
+            .collect();
+        if added.is_empty() {
+            return Ok(());
+        }
+        let older = format!(
+            "SELECT 1 FROM pg_class WHERE oid IN ({}) LIMIT 1",
+            added.join(",")
+        );
+        if frozen.rows(&older).await?.is_empty() {
+            return Ok(());
+        }
+        changed("given another partition")
+    }
+}

@@ -1,0 +1,129 @@
+//! Tables without key are multisets.
+
+use trellara_verify::report::{Method, Outcome};
+
+use crate::support::{VERSIONS, World, found};
+
+async fn world(version: u32, rows: &str) -> World {
+    let world = World::new(version).await;
+    world
+        .both(&format!(
+            "CREATE TABLE t (a int, b text); INSERT INTO t VALUES {rows}"
+        ))
+        .await;
+    world.publish_all().await;
+    world
+}
+
+#[tokio::test]
+async fn equal_rows_are_counted() {
+    for version in VERSIONS {
+        let world = world(version, "(1, 'x'), (1, 'x'), (2, NULL), (3, ''), (3, '')").await;
+        let report = world.report().await;
+        assert_eq!(found(&report), [""; 0]);
+        assert!(matches!(report.method, Some(Method::Bucket(4096))));
+        world
+            .target
+            .run(
+                "INSERT INTO t VALUES (1, 'x'), (1, 'x'), (4, 'new'), (4, 'new');
+                  DELETE FROM t WHERE ctid IN (SELECT max(ctid) FROM t WHERE a = 3);
+                  UPDATE t SET b = '' WHERE a = 2",
+            )
+            .await;
+        let report = world.report().await;
+        assert_eq!(
+            found(&report),
+            [
+                "a=1,b=x duplicate(2:4)",
+                "a=2,b=NULL missing",
+                "a=2,b= extra",
+                "a=3,b= duplicate(2:1)",
+                "a=4,b=new extra",
+            ],
+            "on {version}"
+        );
+        let kinds = (
+            report.missing,
+            report.extra,
+            report.changed,
+            report.duplicate,
+        );
+        assert_eq!(kinds, (1, 3, 0, 3));
+    }
+}
+
+#[tokio::test]
+async fn a_million_equal_rows_need_no_memory() {
+    let world = world(18, "(1, 'x')").await;
+    let many = "INSERT INTO t SELECT 7, 'same' FROM generate_series(1, 300000)";
+    world.both(many).await;
+    world.target.run("INSERT INTO t VALUES (7, 'same')").await;
+    let report = world.report().await;
+    assert_eq!(found(&report), ["a=7,b=same duplicate(300000:300001)"]);
+    assert_eq!(report.differing(), 1);
+}
+
+#[tokio::test]
+async fn empty_tables_and_tables_without_columns() {
+    for version in VERSIONS {
+        let world = World::new(version).await;
+        world
+            .both("CREATE TABLE e (k int PRIMARY KEY); CREATE TABLE n ()")
+            .await;
+        world.publish_all().await;
+        let got = world.compare().await;
+        assert!(
+            got.tables.iter().all(|t| t.outcome == Outcome::Equal),
+            "{got:?}"
+        );
+        world
+            .target
+            .run("INSERT INTO e VALUES (5); INSERT INTO n DEFAULT VALUES")
+            .await;
+        let got = world.compare().await;
+        assert_eq!(found(&got.tables[0]), ["k=5 extra"]);
+        assert_eq!(found(&got.tables[1]), [" extra"]);
+        world.source.run("INSERT INTO e VALUES (4); INSERT INTO n DEFAULT VALUES; INSERT INTO n DEFAULT VALUES").await;
+        let got = world.compare().await;
+        assert_eq!(found(&got.tables[0]), ["k=4 missing", "k=5 extra"]);
+        assert_eq!(found(&got.tables[1]), [" duplicate(2:1)"]);
+    }
+}
+
+#[tokio::test]
+async fn a_key_that_the_target_does_not_keep_unique() {
+    for version in VERSIONS {
+        let world = World::new(version).await;
+        world
+            .source
+            .run("CREATE TABLE t (k int PRIMARY KEY, v text)")
+            .await;
+        world.target.run("CREATE TABLE t (k int, v text)").await;
+        world
+            .both("INSERT INTO t VALUES (1, 'a'), (2, 'b'), (3, 'c')")
+            .await;
+        world.publish_all().await;
+        assert_eq!(found(&world.report().await), [""; 0]);
+        world
+            .target
+            .run("INSERT INTO t VALUES (2, 'b'), (3, 'other'), (4, 'd'), (4, 'd'), (NULL, 'n')")
+            .await;
+        let report = world.report().await;
+        assert_eq!(
+            found(&report),
+            [
+                "k=2 duplicate(1:2)",
+                "k=3 duplicate(1:2)",
+                "k=4 extra",
+                "k=NULL extra"
+            ]
+        );
+        assert_eq!((report.extra, report.duplicate), (3, 2));
+        // With an index there are ranges only where no NULL can be.
+        world.target.run("CREATE INDEX ON t (k)").await;
+        assert_eq!(
+            found(&world.report_with(|o| o.range_rows = 1).await).len(),
+            4
+        );
+    }
+}

@@ -1,0 +1,16 @@
+//! Two real databases, PostgreSQL 15 and 18: every difference that is planted is found, with its
+//! key and kind, and nothing else is.
+//!
+//! `types` plants in each type; `planted` what other tools were blind to; `keyless` multisets;
+//! `random` all kinds at once; `borders` ranges; `shapes` publications and tables of other shapes;
+//! `hostile` settings, rights and lost sessions; `meanwhile` what happens during a run.
+
+mod borders;
+mod hostile;
+mod keyless;
+mod meanwhile;
+mod planted;
+mod random;
+mod shapes;
+mod support;
+mod types;

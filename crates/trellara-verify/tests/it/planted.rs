@@ -1,0 +1,197 @@
+//! Differences that other tools were blind to.
+
+use crate::support::{VERSIONS, World, found};
+
+/// Makes a table of these columns with these rows, changes the target, and expects.
+async fn check(columns: &str, rows: &str, change: &str, expected: &[&str]) {
+    for version in VERSIONS {
+        let world = World::new(version).await;
+        world
+            .both(&format!(
+                "CREATE TABLE t ({columns}); INSERT INTO t VALUES {rows};"
+            ))
+            .await;
+        world.publish_all().await;
+        assert_eq!(found(&world.report().await), [""; 0]);
+        world.target.run(change).await;
+        let report = world.report_with(|o| o.range_rows = 2).await;
+        assert_eq!(found(&report), expected, "{change} on {version}");
+        assert!(report.source_sum != report.target_sum, "{report:?}");
+    }
+}
+
+#[tokio::test]
+async fn values_of_two_rows_swapped() {
+    let change = "UPDATE t SET v = CASE k WHEN 1 THEN 'b' ELSE 'a' END";
+    let expected = ["k=1 changed(v)", "k=2 changed(v)"];
+    check(
+        "k int PRIMARY KEY, v text",
+        "(1, 'a'), (2, 'b')",
+        change,
+        &expected,
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn columns_of_a_row_swapped() {
+    let expected = ["k=1 changed(a,b)"];
+    check(
+        "k int PRIMARY KEY, a text, b text",
+        "(1, 'x', 'y'), (2, 'z', 'z')",
+        "UPDATE t SET a = b, b = a",
+        &expected,
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn null_is_not_the_empty_string() {
+    check(
+        "k int PRIMARY KEY, v text",
+        "(1, NULL), (2, '')",
+        "UPDATE t SET v = CASE k WHEN 1 THEN '' END",
+        &["k=1 changed(v)", "k=2 changed(v)"],
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn where_one_column_ends_and_the_next_begins() {
+    check(
+        "k int PRIMARY KEY, a text, b text",
+        "(1, 'a', 'bc'), (2, 'a,b', ''), (3, '\"', '')",
+        "UPDATE t SET a = 'ab', b = 'c' WHERE k = 1; UPDATE t SET a = 'a', b = 'b,' WHERE k = 2;
+         UPDATE t SET a = '', b = '\"' WHERE k = 3",
+        &["k=1 changed(a,b)", "k=2 changed(a,b)", "k=3 changed(a,b)"],
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn what_is_equal_by_value_and_not_as_it_stands() {
+    check(
+        "k int PRIMARY KEY, t text, f float8, n numeric, a int[], i interval, j jsonb",
+        "(1, 'x', '0', 1.0, '{1,2}', '1 day', '1.0'), (2, 'x', '0', 1.0, '{1,2}', '1 day', '1.0'), \
+         (3, 'x', '0', 1.0, '{1,2}', '1 day', '1.0'), (4, 'x', '0', 1.0, '{1,2}', '1 day', '1.0'), \
+         (5, 'x', '0', 1.0, '{1,2}', '1 day', '1.0'), (6, 'x', '0', 1.0, '{1,2}', '1 day', '1.0')",
+        "UPDATE t SET t = 'x ' WHERE k = 1; UPDATE t SET f = '-0' WHERE k = 2;
+         UPDATE t SET n = 1.00 WHERE k = 3; UPDATE t SET a = '[2:3]={1,2}' WHERE k = 4;
+         UPDATE t SET i = '24:00' WHERE k = 5; UPDATE t SET j = '1.00' WHERE k = 6",
+        &[
+            "k=1 changed(t)",
+            "k=2 changed(f)",
+            "k=3 changed(n)",
+            "k=4 changed(a)",
+            "k=5 changed(i)",
+            "k=6 changed(j)",
+        ],
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn a_key_that_is_equal_by_value_is_one_key() {
+    check(
+        "k numeric PRIMARY KEY, v int",
+        "(1.0, 1), (2, 2), (3, 3)",
+        "UPDATE t SET k = 1.00 WHERE k = 1",
+        &["k=1 changed(k)"],
+    )
+    .await;
+    check(
+        "k float8 PRIMARY KEY, v int",
+        "(0, 1), (2, 2)",
+        "UPDATE t SET k = '-0' WHERE k = 0",
+        &["k=0 changed(k)"],
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn differences_that_cancel_under_xor_or_without_the_key() {
+    check(
+        "k int PRIMARY KEY, v int",
+        "(1, 10), (2, 20), (3, 30)",
+        "UPDATE t SET v = v + CASE k WHEN 1 THEN 1 WHEN 2 THEN -1 ELSE 0 END",
+        &["k=1 changed(v)", "k=2 changed(v)"],
+    )
+    .await;
+    // Both rows of a pair go: nothing is left of them under XOR.
+    check(
+        "k int, v int",
+        "(1, 1), (1, 1), (2, 2)",
+        "DELETE FROM t WHERE k = 1",
+        &["k=1,v=1 missing"],
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn one_a_thousand_and_many_differences() {
+    for (version, keyed) in [(15, true), (18, true), (18, false)] {
+        let world = World::new(version).await;
+        let key = if keyed { "PRIMARY KEY" } else { "" };
+        world
+            .both(&format!(
+                "CREATE TABLE t (k int {key}, v text, x text);
+                 INSERT INTO t SELECT i, 'v' || i, 'x' FROM generate_series(1, 30000) i"
+            ))
+            .await;
+        world.publish_all().await;
+        // A changed row of a table without key is one row missing and one extra.
+        let each = if keyed { 1 } else { 2 };
+        for (change, rows) in [
+            ("UPDATE t SET v = '' WHERE k = 17777", 1),
+            ("UPDATE t SET v = 'w' || k WHERE k % 30 = 0", 1001),
+            ("UPDATE t SET v = 'z' || k", 30000),
+        ] {
+            world.target.run(change).await;
+            let report = world
+                .report_with(|o| (o.range_rows, o.max_diffs) = (7000, 1500))
+                .await;
+            let counted = report.changed + report.missing + report.extra;
+            assert_eq!(counted, rows * each, "{change} {key} on {version}");
+            assert_eq!(report.duplicate, 0);
+            assert_eq!(report.differences.len() as u64, (rows * each).min(1500));
+            let named = |d: &trellara_verify::report::Difference| d.columns == ["v"];
+            assert!(!keyed || report.differences.iter().all(named));
+            assert_eq!((report.source_rows, report.target_rows), (30000, 30000));
+        }
+    }
+}
+
+#[tokio::test]
+async fn values_are_told_when_asked_for_and_only_then() {
+    let world = World::new(18).await;
+    world
+        .both("CREATE TABLE t (k int PRIMARY KEY, v text); INSERT INTO t VALUES (1, 'secret')")
+        .await;
+    world
+        .target
+        .run("UPDATE t SET v = NULL; INSERT INTO t VALUES (2, 'more')")
+        .await;
+    world.publish_all().await;
+    let report = world.report().await;
+    assert!(!format!("{report:?}").contains("secret"), "{report:?}");
+    let digests = |d: &trellara_verify::report::Difference| (d.source_digest, d.target_digest);
+    let (changed, extra) = (&report.differences[0], &report.differences[1]);
+    assert!(matches!(digests(changed), (Some(a), Some(b)) if a != b));
+    assert!(matches!(digests(extra), (None, Some(_))));
+    let report = world.report_with(|o| o.values = true).await;
+    let row = |cells: &[(&str, Option<&str>)]| {
+        let cell = |(n, v): &(&str, Option<&str>)| ((*n).to_owned(), v.map(str::to_owned));
+        Some(cells.iter().map(cell).collect::<Vec<_>>())
+    };
+    let (changed, extra) = (&report.differences[0], &report.differences[1]);
+    assert_eq!(
+        changed.source_row,
+        row(&[("k", Some("1")), ("v", Some("secret"))])
+    );
+    assert_eq!(changed.target_row, row(&[("k", Some("1")), ("v", None)]));
+    assert_eq!(extra.source_row, None);
+    assert_eq!(
+        extra.target_row,
+        row(&[("k", Some("2")), ("v", Some("more"))])
+    );
+}
