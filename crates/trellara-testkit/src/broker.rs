@@ -172,26 +172,35 @@ pub async fn listen(url: &str, subject: &str, count: usize) -> Result<Vec<Bytes>
     Ok(payloads)
 }
 
-/// Everything in a stream, in order; sequences that were removed are left out.
+/// Everything in a stream, in order; sequences that were removed are left out. Read again while
+/// daemons remove messages in the meantime.
 pub async fn messages(url: &str, stream: &str) -> Result<Vec<Stored>> {
+    const TRIES: u32 = 50;
     let mut stream = context(url).await?.get_stream(stream).await?;
-    let state = stream.info().await?.state.clone();
-    let mut messages = Vec::new();
-    for sequence in state.first_sequence..=state.last_sequence {
-        let Ok(message) = stream.get_raw_message(sequence).await else {
-            continue;
-        };
-        messages.push(Stored {
-            sequence,
-            subject: message.subject.to_string(),
-            payload: message.payload,
-        });
+    for _ in 0..TRIES {
+        let before = stream.info().await?.state.clone();
+        let mut messages = Vec::new();
+        for sequence in before.first_sequence..=before.last_sequence {
+            let Ok(message) = stream.get_raw_message(sequence).await else {
+                continue;
+            };
+            messages.push(Stored {
+                sequence,
+                subject: message.subject.to_string(),
+                payload: message.payload,
+            });
+        }
+        if messages.len() as u64 == before.messages {
+            return Ok(messages);
+        }
+        let after = &stream.info().await?.state;
+        let added = after.last_sequence - before.last_sequence;
+        ensure!(
+            after.messages < before.messages + added,
+            "not every message could be read"
+        );
     }
-    ensure!(
-        messages.len() as u64 == state.messages,
-        "not every message could be read"
-    );
-    Ok(messages)
+    anyhow::bail!("messages were removed all the time while they were read")
 }
 
 /// Puts a stream of the same settings in the place of this one, with `messages` in it: what a
