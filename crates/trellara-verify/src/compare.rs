@@ -153,6 +153,17 @@ async fn run(
         all.push(plan.compare(&ground, published, same_encoding).boxed());
     }
     let mut tables: Vec<TableReport> = Vec::new();
+    for table in &plan.gone {
+        let report = gone(table);
+        progress(Progress::Started {
+            table: table.clone(),
+        });
+        progress(Progress::Finished {
+            table: table.clone(),
+            outcome: report.outcome.clone(),
+        });
+        tables.push(report);
+    }
     let mut results = stream::iter(all).buffer_unordered(options.jobs.max(1));
     while let Some(report) = results.next().await {
         tables.push(report?);
@@ -182,6 +193,8 @@ async fn open(
 /// What is there to be compared.
 struct Catalogue {
     published: Vec<Published>,
+    /// Published in the snapshot, and now no longer.
+    gone: Vec<TableName>,
     source: BTreeMap<TableName, Relation>,
     target: BTreeMap<TableName, Relation>,
     not_covered: Vec<String>,
@@ -194,12 +207,16 @@ impl Catalogue {
         let lane = lanes.first();
         let lane = lane.ok_or_else(|| VerifyError::bug("no lane was made"))?;
         let published = inventory::published(&lane.source, &options.publication).await?;
-        let names: Vec<TableName> = published.iter().map(|p| p.table.clone()).collect();
+        let mut names: Vec<TableName> = published.iter().map(|p| p.table.clone()).collect();
+        let mut gone = inventory::implied(&lane.source, &options.publication).await?;
+        gone.retain(|table| !names.contains(table));
         let source = inventory::relations(&lane.source, &names).await?;
         let target = inventory::relations(&lane.target, &names).await?;
+        names.extend(gone.iter().cloned());
         let not_covered = inventory::not_covered(&lane.source, &names).await?;
         Ok(Self {
             published,
+            gone,
             source,
             target,
             not_covered,
@@ -223,7 +240,9 @@ impl Catalogue {
     fn estimates(&self) -> Vec<(TableName, u64)> {
         let estimate = |p: &Published| self.source.get(&p.table).map_or(0, |r| r.estimate);
         let tables = self.published.iter();
-        tables.map(|p| (p.table.clone(), estimate(p))).collect()
+        let known = tables.map(|p| (p.table.clone(), estimate(p)));
+        let gone = self.gone.iter().map(|table| (table.clone(), 0));
+        known.chain(gone).collect()
     }
 
     async fn compare(
@@ -267,11 +286,20 @@ impl Catalogue {
     }
 }
 
+/// A table that left the publication by itself is neither equal nor outside of the comparison.
+fn gone(table: &TableName) -> TableReport {
+    let reason = "the table was dropped, renamed, moved, detached or made unlogged behind the \
+                  position compared";
+    let hint = "run it again; what is published then is compared";
+    not_comparable(table, reason.into(), hint.into(), Duration::ZERO)
+}
+
 /// What was counted before it failed says nothing about the table, so none of it is kept.
 fn not_comparable(table: &TableName, reason: String, hint: String, took: Duration) -> TableReport {
     TableReport {
         table: table.clone(),
         method: None,
+        by_key: false,
         outcome: Outcome::NotComparable { reason, hint },
         source_rows: 0,
         target_rows: 0,

@@ -1,7 +1,8 @@
 //! What the catalogues say about the tables to compare, read inside of the snapshots.
 //!
 //! The publication's members are read through `pg_publication_tables`, which shows the present, not
-//! the snapshot; [`definition`] tells whether the two are the same.
+//! the snapshot; [`definition`] tells whether the two publish by the same rules, [`implied`] which
+//! tables those rules meant in the snapshot.
 
 use std::collections::BTreeMap;
 
@@ -135,6 +136,43 @@ pub(crate) async fn published(
         }
     }
     Ok(tables)
+}
+
+/// The names of the tables that the publication had in the snapshot, by the catalogues' own rows:
+/// a table can leave by itself (dropped, made unlogged, moved, detached) without a change of the
+/// publication.
+pub(crate) async fn implied(source: &Reader, publication: &str) -> Result<Vec<TableName>, Failure> {
+    let name = quote::literal(publication);
+    // Below 16384 are the server's own tables.
+    let sql = format!(
+        "WITH RECURSIVE p AS (SELECT * FROM pg_publication WHERE pubname = {name}), \
+         fit AS (SELECT oid, relkind, relnamespace FROM pg_class \
+           WHERE relkind IN ('r', 'p') AND relpersistence = 'p' AND oid >= 16384), \
+         named AS (SELECT f.oid, f.relkind FROM fit f JOIN p ON p.puballtables \
+           UNION SELECT f.oid, f.relkind FROM p \
+             JOIN pg_publication_rel r ON r.prpubid = p.oid JOIN fit f ON f.oid = r.prrelid \
+           UNION SELECT f.oid, f.relkind FROM p \
+             JOIN pg_publication_namespace n ON n.pnpubid = p.oid \
+             JOIN fit f ON f.relnamespace = n.pnnspid), \
+         tree(oid, relkind, parted) AS (SELECT oid, relkind, false FROM named UNION \
+           SELECT f.oid, f.relkind, true FROM tree t \
+           JOIN pg_inherits h ON h.inhparent = t.oid AND t.relkind = 'p' \
+           JOIN fit f ON f.oid = h.inhrelid) \
+         SELECT n.nspname, c.relname FROM p CROSS JOIN tree t \
+           JOIN pg_class c ON c.oid = t.oid JOIN pg_namespace n ON n.oid = c.relnamespace \
+         GROUP BY n.nspname, c.relname, p.pubviaroot, t.relkind \
+         HAVING CASE WHEN p.pubviaroot THEN NOT bool_or(t.parted) ELSE t.relkind = 'r' END \
+         ORDER BY 1, 2"
+    );
+    let rows = source.rows(&sql).await?.into_iter();
+    rows.map(|row| {
+        let mut row = Cells(row.into_iter());
+        Ok(TableName {
+            schema: row.text()?,
+            name: row.text()?,
+        })
+    })
+    .collect()
 }
 
 /// What one side has of these tables; what it has not is not in the map.

@@ -3,11 +3,14 @@
 //! It shares no code with the relay and the applier, nor with what they stand on: a judge that
 //! shares the defendant's code is no judge. What it knows of the target is what its snapshot shows:
 //! the newest row of the ledger names the source position that the rows beside it belong to.
+//!
+//! [`freeze::freeze`] gives two frozen views, [`compare()`] compares them.
 
 mod compare;
 mod digest;
 mod drill;
 mod error;
+pub mod freeze;
 mod frozen;
 mod inventory;
 mod key;

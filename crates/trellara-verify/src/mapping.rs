@@ -131,6 +131,30 @@ fn from(relation: &Relation, table: &TableName) -> String {
     format!("{only}{}", quote::qualified(&table.schema, &table.name))
 }
 
+/// Types whose casts cut off what is too long; `bpchar` is one too.
+const CUT_TO_LENGTH: [&str; 5] = ["varchar", "bit", "varbit", "name", "char"];
+
+/// Types that store an oid and print a name, which the catalogues give as it is now.
+const NAMES_OF_NOW: [&str; 11] = [
+    "regclass",
+    "regcollation",
+    "regconfig",
+    "regdictionary",
+    "regnamespace",
+    "regoper",
+    "regoperator",
+    "regproc",
+    "regprocedure",
+    "regrole",
+    "regtype",
+];
+
+/// The name of the type, or of an array's elements.
+fn element(column: &Column) -> &str {
+    let base = column.base.as_str();
+    base.strip_prefix('_').unwrap_or(base)
+}
+
 /// In which form a column is compared.
 struct Form {
     source: String,
@@ -145,8 +169,13 @@ fn form(source: &Column, target: &Column) -> Form {
         target: name.clone(),
         note,
     };
+    let of_now = source.builtin && NAMES_OF_NOW.contains(&element(source));
     if source.declared == target.declared {
-        return plain(None);
+        let note = format!(
+            "{}: the names that {} prints are those of now, not of the position compared",
+            source.name, source.declared
+        );
+        return plain(of_now.then_some(note));
     }
     let types = format!("{} on the source, {}", source.declared, target.declared);
     let family = |names: &[&str]| {
@@ -156,6 +185,29 @@ fn form(source: &Column, target: &Column) -> Form {
     let same_text = family(&["int2", "int4", "int8"]) || family(&["text", "varchar"]);
     if same_text || !target.builtin {
         // A type of the target's own (an enum, a domain) need not exist on the source.
+        let note = format!("{}: {types} on the target; compared as text", source.name);
+        return plain(Some(note));
+    }
+    if element(target) == "bpchar" {
+        // A cast to the length would cut off what differs, and say that it is equal. Without a
+        // length there is no padding to compare either: it goes with the step to text.
+        let of = if element(target) == target.base {
+            ""
+        } else {
+            "[]"
+        };
+        return Form {
+            source: format!(
+                "CASE WHEN num_nulls({name}) = 0 THEN format('%s', {name})::bpchar{of}::text{of} END"
+            ),
+            target: format!("{name}::text{of}"),
+            note: Some(format!(
+                "{}: {types} on the target; compared as text without trailing blanks",
+                source.name
+            )),
+        };
+    }
+    if CUT_TO_LENGTH.contains(&element(target)) {
         let note = format!("{}: {types} on the target; compared as text", source.name);
         return plain(Some(note));
     }

@@ -14,6 +14,9 @@ use crate::frozen::Frozen;
 /// Waiting for a lock means that somebody waits behind us; better no result for one table.
 const LOCK_TIMEOUT: &str = "2s";
 
+/// Releases what a statement locked; the snapshot stays.
+const BACK: &str = "ROLLBACK TO trellara";
+
 /// A row as the server prints it.
 pub(crate) type TextRow = Vec<Option<String>>;
 
@@ -122,12 +125,22 @@ impl Reader {
     }
 
     /// The rows of a result one after the other; the server waits while nobody takes them.
+    ///
+    /// The locks that the statement takes go with it: kept to the end of the transaction, they
+    /// would make an ALTER wait for the whole run, and everybody else behind that. The server
+    /// releases them by itself, whether the statement succeeds or not and whoever still listens.
     pub(crate) async fn stream(&self, sql: &str) -> Result<Rows<'_>, Failure> {
-        if self.unfinished.swap(true, Ordering::Relaxed) && self.frozen {
-            let back = self.session.client.batch_execute("ROLLBACK TO trellara");
-            back.await.map_err(|error| self.failure(&error))?;
-        }
-        let stream = self.session.client.simple_query_raw(sql).await;
+        let refused = self.unfinished.swap(true, Ordering::Relaxed);
+        let stream = if self.frozen {
+            if refused {
+                let back = self.session.client.batch_execute(BACK);
+                back.await.map_err(|error| self.failure(&error))?;
+            }
+            let released = format!("{sql}; {BACK}");
+            self.session.client.simple_query_raw(&released).await
+        } else {
+            self.session.client.simple_query_raw(sql).await
+        };
         let stream = Box::pin(stream.map_err(|error| self.failure(&error))?);
         Ok(Rows {
             reader: self,

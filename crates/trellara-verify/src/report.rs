@@ -96,6 +96,8 @@ pub struct TableReport {
     pub table: TableName,
     /// How it was divided; `None` when it could not be compared.
     pub method: Option<Method>,
+    /// Whether rows have a key; without one they are named by all their columns.
+    pub by_key: bool,
     /// The result.
     pub outcome: Outcome,
     /// Rows counted on the source.

@@ -13,11 +13,13 @@ use crate::inventory::values;
 use crate::reader::Reader;
 use crate::report::TableName;
 
-/// A table's identity, columns, partitions and files.
+/// A table's identity, columns, the labels they print, partitions and files.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Shape {
     root: Option<String>,
     columns: BTreeSet<String>,
+    /// Of the columns' enum types, also those inside of other types.
+    labels: BTreeSet<String>,
     /// Oid and file of the table and of each partition.
     files: BTreeSet<(String, String)>,
 }
@@ -32,12 +34,23 @@ impl Shape {
              tree(oid, relfilenode, relkind) AS (SELECT r.oid, r.relfilenode, c.relkind FROM root r \
                JOIN pg_class c USING (oid) UNION ALL \
                SELECT c.oid, c.relfilenode, c.relkind FROM tree t JOIN pg_inherits h \
-               ON h.inhparent = t.oid AND t.relkind = 'p' JOIN pg_class c ON c.oid = h.inhrelid) \
+               ON h.inhparent = t.oid AND t.relkind = 'p' JOIN pg_class c ON c.oid = h.inhrelid), \
+             types(oid) AS (SELECT a.atttypid FROM root r JOIN pg_attribute a ON a.attrelid = r.oid \
+               WHERE a.attnum > 0 AND NOT a.attisdropped UNION \
+               SELECT x.oid FROM types t JOIN pg_type y ON y.oid = t.oid CROSS JOIN LATERAL ( \
+                 SELECT y.typelem UNION ALL SELECT y.typbasetype \
+                 UNION ALL SELECT g.rngsubtype FROM pg_range g \
+                   WHERE y.oid IN (g.rngtypid, g.rngmultitypid) \
+                 UNION ALL SELECT a.atttypid FROM pg_attribute a WHERE a.attrelid = y.typrelid \
+                   AND y.typrelid <> 0 AND a.attnum > 0 AND NOT a.attisdropped) x(oid) \
+               WHERE x.oid <> 0) \
              SELECT 'root', oid::text, '' FROM root \
              UNION ALL SELECT 'file', oid::text, relfilenode::text FROM tree \
              UNION ALL SELECT 'column', concat_ws(' ', a.attnum, a.atttypid, a.atttypmod, a.attname), '' \
                FROM root r JOIN pg_attribute a ON a.attrelid = r.oid \
-               WHERE a.attnum > 0 AND NOT a.attisdropped",
+               WHERE a.attnum > 0 AND NOT a.attisdropped \
+             UNION ALL SELECT 'label', concat_ws(' ', e.oid, e.xmin, e.enumlabel), '' \
+               FROM pg_enum e JOIN types t ON t.oid = e.enumtypid",
             values(std::slice::from_ref(table))
         );
         let mut shape = Shape::default();
@@ -47,6 +60,7 @@ impl Shape {
             match (next().as_str(), next(), next()) {
                 ("root", oid, _) => shape.root = Some(oid),
                 ("file", oid, file) => _ = shape.files.insert((oid, file)),
+                ("label", label, _) => _ = shape.labels.insert(label),
                 (_, column, _) => _ = shape.columns.insert(column),
             }
         }
@@ -72,6 +86,9 @@ impl Shape {
         }
         if !self.columns.is_subset(&now.columns) {
             return changed("altered");
+        }
+        if !self.labels.is_subset(&now.labels) {
+            return changed("given other labels of an enum");
         }
         if !self.files.is_subset(&now.files) {
             return changed("truncated or rewritten, or lost a partition,");

@@ -152,6 +152,7 @@ impl<'a> Work<'a> {
         let mut report = TableReport {
             table: self.pair.table.clone(),
             method: Some(method),
+            by_key: keyed,
             outcome: Outcome::Equal,
             source_rows: tally.source.rows,
             target_rows: tally.target.rows,

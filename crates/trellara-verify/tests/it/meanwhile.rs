@@ -1,9 +1,12 @@
 //! What happens to the tables while two snapshots are compared.
 
-use trellara_verify::VerifyErrorKind;
-use trellara_verify::report::TableReport;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::support::{VERSIONS, World, found, refusal, small, try_compare};
+use trellara_postgres::{ConnectOptions, Session};
+use trellara_verify::report::TableReport;
+use trellara_verify::{CompareOptions, Comparison, Progress, VerifyErrorKind, compare};
+
+use crate::support::{VERSIONS, World, found, of, refusal, small, try_compare};
 
 /// Freezes both, changes something, compares the only table `t`.
 async fn meanwhile(world: &World, source_sql: &str, target_sql: &str) -> TableReport {
@@ -123,4 +126,142 @@ async fn a_root_without_partitions_is_empty() {
     let publish = "CREATE PUBLICATION p FOR TABLE t WITH (publish_via_partition_root)";
     world.source.run(publish).await;
     assert_eq!(found(&world.report().await), [""; 0]);
+}
+
+/// Runs a statement in a session of its own; the comparison stands still meanwhile.
+fn run_beside(connect: &ConnectOptions, sql: &str) {
+    let run = async {
+        let session = Session::connect(connect).await.expect("connect");
+        let done = session.client.batch_execute(sql).await;
+        done.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+    };
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            let mut builder = tokio::runtime::Builder::new_current_thread();
+            let runtime = builder.enable_all().build().expect("a runtime");
+            runtime.block_on(run);
+        });
+    });
+}
+
+#[tokio::test]
+async fn nobody_waits_for_a_lock_of_ours_between_two_ranges() {
+    for version in VERSIONS {
+        for on_source in [true, false] {
+            for change in ["TRUNCATE t", "ALTER TABLE t ALTER v TYPE bigint"] {
+                let world = small(version).await;
+                let (source, _keep) = world.source.freeze(&world.source.connect).await;
+                let (target, _keep_too) = world.target.freeze(&world.target.connect).await;
+                let mut options = CompareOptions::new("test", "p", 0x5eed);
+                (options.range_rows, options.jobs) = (3, 1);
+                let changed = AtomicBool::new(false);
+                let side = if on_source { &source } else { &target };
+                let interfere = |progress| {
+                    let between = matches!(progress, Progress::Compared { .. });
+                    if between && !changed.swap(true, Ordering::Relaxed) {
+                        let settings = "SET lock_timeout = '1s'; SET search_path = public";
+                        run_beside(&side.connect, &format!("{settings}; {change}"));
+                    }
+                };
+                let got = compare(&source, &target, &options, &interfere).await;
+                let got = got.expect("compare");
+                assert!(changed.load(Ordering::Relaxed));
+                refusal(of(&got, "t"));
+            }
+        }
+    }
+}
+
+/// Freezes both, changes the source, compares all.
+async fn after(world: &World, change: &str) -> Comparison {
+    let (source, _keep) = world.source.freeze(&world.source.connect).await;
+    let (target, _keep_too) = world.target.freeze(&world.target.connect).await;
+    world.source.run(change).await;
+    let got = try_compare(&source, &target, |_| {}).await;
+    got.expect("compare")
+}
+
+#[tokio::test]
+async fn a_table_that_leaves_the_publication_by_itself_is_not_passed_over() {
+    let tables = "CREATE SCHEMA s; CREATE TABLE s.t (k int PRIMARY KEY); CREATE TABLE s.u (k int PRIMARY KEY);
+        CREATE TABLE s.p (k int PRIMARY KEY) PARTITION BY RANGE (k);
+        CREATE TABLE s.p1 PARTITION OF s.p FOR VALUES FROM (0) TO (10)";
+    for version in VERSIONS {
+        for (publish, change, gone) in [
+            ("FOR ALL TABLES", "DROP TABLE s.t", "t"),
+            ("FOR ALL TABLES", "ALTER TABLE s.t SET UNLOGGED", "t"),
+            ("FOR ALL TABLES", "ALTER TABLE s.t SET SCHEMA public", "t"),
+            ("FOR TABLES IN SCHEMA s", "DROP TABLE s.t", "t"),
+            (
+                "FOR TABLES IN SCHEMA s",
+                "ALTER TABLE s.t SET SCHEMA public",
+                "t",
+            ),
+            (
+                "FOR TABLE s.p, s.u",
+                "ALTER TABLE s.p DETACH PARTITION s.p1",
+                "p1",
+            ),
+            (
+                "FOR ALL TABLES WITH (publish_via_partition_root)",
+                "DROP TABLE s.p",
+                "p",
+            ),
+        ] {
+            let world = World::new(version).await;
+            world.both(tables).await;
+            let create = format!("CREATE PUBLICATION p {publish}");
+            world.source.run(&create).await;
+            let got = after(&world, change).await;
+            let (why, hint) = refusal(of(&got, gone));
+            assert!(why.contains("behind the position"), "{change}: {why}");
+            assert!(hint.contains("again"), "{hint}");
+            assert_eq!(found(of(&got, "u")), [""; 0], "{publish} {change}");
+            let twice = got.tables.iter().filter(|t| t.table.name == gone).count();
+            assert_eq!(twice, 1, "{publish} {change}");
+            let left_out = got
+                .not_covered
+                .iter()
+                .find(|what| what.ends_with(&format!(".{gone}")));
+            assert_eq!(left_out, None, "{publish} {change}");
+        }
+        let whole = World::new(version).await;
+        whole.both(tables).await;
+        whole.publish_all().await;
+        let names = |got: &Comparison| -> Vec<String> {
+            got.tables.iter().map(|t| t.table.to_string()).collect()
+        };
+        assert_eq!(names(&whole.compare().await), ["s.p1", "s.t", "s.u"]);
+        let root = "ALTER PUBLICATION p SET (publish_via_partition_root)";
+        whole.source.run(root).await;
+        assert_eq!(names(&whole.compare().await), ["s.p", "s.t", "s.u"]);
+    }
+}
+
+#[tokio::test]
+async fn an_enum_whose_labels_were_renamed_is_not_comparable() {
+    for version in VERSIONS {
+        for (column, value) in [
+            ("mood", "'sad'"),
+            ("mood[]", "'{sad}'"),
+            ("inner_mood", "'sad'"),
+            ("moods", "'[sad,ok]'"),
+        ] {
+            let world = World::new(version).await;
+            world
+                .both(&format!(
+                    "CREATE TYPE mood AS ENUM ('sad', 'ok'); CREATE DOMAIN inner_mood AS mood;
+                     CREATE TYPE moods AS RANGE (subtype = mood);
+                     CREATE TABLE t (k int PRIMARY KEY, m {column}); INSERT INTO t VALUES (1, {value})"
+                ))
+                .await;
+            world.publish_all().await;
+            let add = "ALTER TYPE mood ADD VALUE 'new'";
+            assert_eq!(found(&meanwhile(&world, add, add).await), [""; 0]);
+            let rename = "ALTER TYPE mood RENAME VALUE 'sad' TO 'low'";
+            let report = meanwhile(&world, rename, rename).await;
+            let (why, _) = refusal(&report);
+            assert!(why.contains("labels"), "{column}: {why}");
+        }
+    }
 }

@@ -353,3 +353,52 @@ async fn what_is_not_covered_is_named() {
     assert_eq!(got.not_covered, expected);
     assert_eq!(got.tables[0].outcome, Outcome::Equal);
 }
+
+#[tokio::test]
+async fn a_shorter_type_on_the_target_hides_nothing() {
+    for version in VERSIONS {
+        for (source, target, long, cut, equal) in [
+            ("text", "char(3)", "'abcdef'", "'abc'", "'ab'"),
+            ("char(6)", "char(3)", "'abcdef'", "'abc'", "'ab'"),
+            (
+                "text[]",
+                "char(3)[]",
+                "'{abcdef}'",
+                "'{abc}'",
+                "'{ab,NULL}'",
+            ),
+            ("text", "varchar(3)", "'abcdef'", "'abc'", "'ab '"),
+            ("int", "varchar(3)", "123456", "'123'", "12"),
+            ("varbit", "bit(3)", "B'1011'", "B'101'", "B'111'"),
+            ("text", "name", "repeat('x', 70)", "repeat('x', 63)", "'x'"),
+        ] {
+            let world = World::new(version).await;
+            let table = |of| format!("CREATE TABLE t (k int PRIMARY KEY, v {of})");
+            world.source.run(&table(source)).await;
+            world.target.run(&table(target)).await;
+            let equal = format!("INSERT INTO t VALUES (1, {equal}), (2, NULL)");
+            world.both(&equal).await;
+            world.publish_all().await;
+            assert_eq!(found(&world.report().await), [""; 0], "{source} {target}");
+            let row = |value| format!("INSERT INTO t VALUES (3, {value})");
+            world.source.run(&row(long)).await;
+            world.target.run(&row(cut)).await;
+            let report = world.report().await;
+            assert_eq!(found(&report), ["k=3 changed(v)"], "{source} {target}");
+            assert_eq!(report.mapped.len(), 1, "{:?}", report.mapped);
+        }
+    }
+}
+
+#[tokio::test]
+async fn names_that_are_printed_as_of_now_are_noted() {
+    let world = World::new(18).await;
+    world
+        .both("CREATE TABLE t (k int PRIMARY KEY, c regclass, a regtype[]); INSERT INTO t VALUES (1, 'pg_class', '{int4}')")
+        .await;
+    world.publish_all().await;
+    let report = world.report().await;
+    assert_eq!(found(&report), [""; 0]);
+    let noted = report.mapped.iter().filter(|note| note.contains("now"));
+    assert_eq!(noted.count(), 2, "{:?}", report.mapped);
+}
