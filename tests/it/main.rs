@@ -11,6 +11,7 @@
 //! - `rollbacks`: rows that PostgreSQL sends, and of which it never says that they were undone.
 //! - `dedup`: one effect whatever the identity cache holds; `rewind`: everything comes again, and
 //!   nothing is written.
+//! - `verify`: the judge says "equal" of what is, and finds what is not.
 //! - `types`, `identity`, `names`, `protocol`, `restart`: cases from the field, each a test named
 //!   after its number.
 
@@ -40,3 +41,4 @@ mod scenario;
 mod soak;
 mod stall;
 mod types;
+mod verify;

@@ -265,7 +265,7 @@ async fn b96_a_partition_that_the_target_lacks_is_named_and_nothing_passes_it() 
     let rows = "SELECT count(*) FROM pt";
     ensure!(value(&flow.target_admin, rows).await? == "1");
     run(&flow.target_admin, &[third]).await?;
-    flow.roles.grant_on_target(&flow.target_admin).await?;
+    flow.grant().await?;
     flow.converges(WITHIN).await
 }
 

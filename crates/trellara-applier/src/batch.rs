@@ -186,14 +186,15 @@ impl Batch {
     }
 
     fn push(&mut self, delivered: &Delivered, known: usize, range: Range<usize>) {
+        let header = &delivered.frame.header;
+        let all = machine::entries(&delivered.frame.body);
+        let claimed = all.get(known..range.start).unwrap_or_default();
+        self.claims.extend(claimed.iter().map(Claim::of));
+        self.claimed_to = header.position;
         let Body::Bundle(entries) = &delivered.frame.body else {
             return;
         };
-        let header = &delivered.frame.header;
         let payload = &delivered.frame.payload;
-        let claimed = entries.get(known..range.start).unwrap_or_default();
-        self.claims.extend(claimed.iter().map(Claim::of));
-        self.claimed_to = header.position;
         let mut at: usize = entries[..range.start].iter().map(length).sum();
         for (index, entry) in entries[range].iter().enumerate() {
             let earlier = payload.slice(..at);

@@ -6,7 +6,7 @@ use clap::{ArgAction, Args, Parser, Subcommand};
 
 use crate::command::{
     applier, check, completions, config, demo, inspect, man, relay, remove, rewind, run, setup,
-    status, wait,
+    status, verify, wait,
 };
 use crate::exit;
 use crate::output::Format;
@@ -57,6 +57,7 @@ pub(crate) enum Command {
     Applier(applier::Args),
     Status(status::Args),
     Wait(wait::Args),
+    Verify(verify::Args),
     Inspect(inspect::Args),
     Rewind(rewind::Args),
     Remove(remove::Args),

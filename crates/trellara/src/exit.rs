@@ -6,7 +6,7 @@ use trellara_envelope::{Halt, HaltCode};
 
 use crate::config::ConfigErrors;
 
-/// How the program ends. Codes 3, 4 and 5 are the judge's (`verify`, and the demo's comparison).
+/// How the program ends. Codes 3 to 5 are the judge's (`verify`, and the demo's comparison).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exit {
     /// Done.
@@ -15,6 +15,8 @@ pub(crate) enum Exit {
     Unexpected,
     /// The two databases differ.
     Different,
+    /// The two databases could not be compared, all or in part.
+    NotCompared,
     /// A stable halt code: 10, 11, 12, 13 or 77.
     Halted(HaltCode),
     /// A time limit passed.
@@ -39,6 +41,7 @@ Exit codes:
    0 done                              20 timed out
    1 unexpected, or no answer          64 usage
    3 the databases differ              69 a needed program is not here
+   4 the databases were not compared
   10 halted: gap, divergence, damage   70 our bug
   11 halted: schema or configuration   77 a right is missing
      of a server                       78 bad configuration file
@@ -52,6 +55,7 @@ impl Exit {
             Exit::Done => 0,
             Exit::Unexpected => 1,
             Exit::Different => 3,
+            Exit::NotCompared => 4,
             Exit::Halted(code) => code.exit_code(),
             Exit::Unfit => 11,
             Exit::TimedOut => 20,

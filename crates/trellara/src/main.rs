@@ -22,6 +22,7 @@ mod report;
 mod setup;
 mod survey;
 mod telemetry;
+mod verdict;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
@@ -89,6 +90,7 @@ async fn serve(command: Command, context: &Context) -> Result<Exit, Failure> {
         Command::Applier(args) => command::applier::execute(&args, context).await,
         Command::Status(args) => command::status::execute(&args, context).await,
         Command::Wait(args) => command::wait::execute(&args, context).await,
+        Command::Verify(args) => command::verify::execute(&args, context).await,
         Command::Inspect(args) => command::inspect::execute(&args, context).await,
         Command::Rewind(args) => command::rewind::execute(&args, context).await,
         Command::Remove(args) => command::remove::execute(&args, context).await,

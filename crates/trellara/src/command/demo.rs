@@ -74,7 +74,9 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
         let reason = "no duplicate was delivered, so the demo shows less than it says";
         return Err(Failure::new(Exit::Unexpected, reason, "please report it"));
     }
-    let equal = verdicts.iter().all(|verdict| verdict.equal);
+    let equal = verdicts
+        .iter()
+        .all(|verdict| verdict.equal && verdict.verified);
     Ok(if equal { Exit::Done } else { Exit::Different })
 }
 
@@ -100,6 +102,9 @@ fn table(verdicts: &[Verdict]) -> String {
     line("lost", &|act| act.lost.to_string());
     line("rows missing / surplus", &|act| {
         format!("{} / {}", act.rows_missing, act.rows_surplus)
+    });
+    line("trellara verify", &|act| {
+        if act.verified { "equal" } else { "DIFFERENT" }.to_owned()
     });
     line("databases", &|act| {
         if act.equal { "equal" } else { "DIFFERENT" }.to_owned()

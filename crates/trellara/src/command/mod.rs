@@ -13,4 +13,5 @@ pub(crate) mod rewind;
 pub(crate) mod run;
 pub(crate) mod setup;
 pub(crate) mod status;
+pub(crate) mod verify;
 pub(crate) mod wait;

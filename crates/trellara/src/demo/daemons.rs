@@ -147,21 +147,41 @@ fn program(config: &Path) -> Result<Command, Failure> {
 
 /// Runs a command of ours to its end.
 pub(super) async fn run_to_end(config: &Path, arguments: &[&str]) -> Result<(), Failure> {
+    let (code, said) = exit_of(config, arguments).await?;
+    if code == Some(0) {
+        return Ok(());
+    }
+    Err(ended(arguments, code, &said))
+}
+
+/// Whether `trellara verify` says that both databases are equal.
+pub(super) async fn verified(config: &Path) -> Result<bool, Failure> {
+    const VERIFY: &[&str] = &["verify", "--quiet"];
+    let (code, said) = exit_of(config, VERIFY).await?;
+    match code {
+        Some(0) => Ok(true),
+        Some(3) => Ok(false),
+        _ => Err(ended(VERIFY, code, &said)),
+    }
+}
+
+fn ended(arguments: &[&str], code: Option<i32>, said: &str) -> Failure {
+    let code = code.map_or_else(|| "a signal".to_owned(), |code| code.to_string());
+    let reason = format!(
+        "`trellara {}` ended with {code}: {said}",
+        arguments.join(" ")
+    );
+    Failure::new(Exit::Unexpected, reason, "")
+}
+
+/// Runs a command of the program; its exit code, and what it said on stderr.
+async fn exit_of(config: &Path, arguments: &[&str]) -> Result<(Option<i32>, String), Failure> {
     let output = program(config)?
         .args(arguments)
         .stdin(Stdio::null())
         .output()
         .await
         .map_err(|error| Failure::from_error(Exit::Unexpected, &error))?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let said = String::from_utf8_lossy(&output.stderr);
-    let reason = format!(
-        "`trellara {}` ended with {}: {}",
-        arguments.join(" "),
-        output.status,
-        said.trim()
-    );
-    Err(Failure::new(Exit::Unexpected, reason, ""))
+    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    Ok((output.status.code(), said))
 }

@@ -10,7 +10,7 @@ use tokio_util::task::TaskTracker;
 use trellara_envelope::{FlowName, StreamSequence};
 
 use super::chaos::{Kills, kill_in_turn};
-use super::daemons::{Daemon, run_to_end};
+use super::daemons::{Daemon, run_to_end, verified};
 use super::duplicates;
 use super::judge::{self, Judgement};
 use super::place::Place;
@@ -50,6 +50,7 @@ pub(crate) struct Verdict {
     pub(crate) lost: u64,
     pub(crate) rows_missing: u64,
     pub(crate) rows_surplus: u64,
+    pub(crate) verified: bool,
     pub(crate) equal: bool,
 }
 
@@ -109,10 +110,16 @@ async fn three_processes(plan: &Plan, place: &Place) -> Result<Verdict, Failure>
     workload.stop().await?;
     catch_up(&config, [&mut relay, &mut applier]).await?;
     let judgement = judge::compare(&place.source_url, &place.target_url).await?;
+    let verified = verified(&config).await?;
     relay.stop().await?;
     applier.stop().await?;
     run_to_end(&config, &["remove", "--yes"]).await?;
-    Ok(verdict("three processes", judgement, kills, delivered))
+    Ok(verdict(
+        "three processes",
+        (judgement, verified),
+        kills,
+        delivered,
+    ))
 }
 
 /// Duplicates in both ways; the applier's count of them. The relay is dead afterwards.
@@ -170,10 +177,11 @@ async fn one_process(plan: &Plan, place: &Place) -> Result<Verdict, Failure> {
     let waited = run_to_end(&config, &["wait", "--timeout", CATCH_UP]).await;
     waited.map_err(|failure| with_log(failure, &run))?;
     let judgement = judge::compare(&place.source_url, &place.target_url).await?;
+    let verified = verified(&config).await?;
     run.stop().await?;
     Ok(verdict(
         "one process",
-        judgement,
+        (judgement, verified),
         kills,
         Duplicates::default(),
     ))
@@ -181,7 +189,7 @@ async fn one_process(plan: &Plan, place: &Place) -> Result<Verdict, Failure> {
 
 fn verdict(
     id: &'static str,
-    judgement: Judgement,
+    (judgement, verified): (Judgement, bool),
     kills: Kills,
     duplicates: Duplicates,
 ) -> Verdict {
@@ -198,6 +206,7 @@ fn verdict(
         lost: judgement.lost,
         rows_missing: judgement.missing,
         rows_surplus: judgement.surplus,
+        verified,
         equal: judgement.equal(),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-const COMMANDS: [&str; 14] = [
+const COMMANDS: [&str; 15] = [
     "check",
     "setup",
     "run",
@@ -10,6 +10,7 @@ const COMMANDS: [&str; 14] = [
     "applier",
     "status",
     "wait",
+    "verify",
     "inspect",
     "rewind",
     "remove",

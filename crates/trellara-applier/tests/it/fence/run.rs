@@ -10,7 +10,7 @@ use trellara_envelope::Lsn;
 use crate::flow::{Flow, PATIENCE};
 
 /// Longer than any test.
-pub(crate) const LONG: f64 = 600.0;
+pub(crate) const LONG: f64 = 100.0;
 
 pub(crate) struct Run {
     pub(crate) client: Client,

@@ -1,0 +1,169 @@
+//! `trellara verify`: the independent judge.
+
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+use trellara_verify::freeze::{FreezeError, FreezeOptions, Pair, freeze};
+use trellara_verify::report::{Mode, Report, Verdict};
+use trellara_verify::{CompareOptions, Comparison, VerifyError, VerifyErrorKind, compare};
+
+use crate::config::{Config, duration};
+use crate::context::Context;
+use crate::daemon_reports::{self, first_halt};
+use crate::exit::{Exit, Failure};
+use crate::telemetry::{self, LogFormat};
+use crate::verdict;
+use crate::verdict::progress::Bars;
+
+/// Compares every row of both databases at one and the same source position.
+///
+/// The flow goes on meanwhile: the applier stands still for some milliseconds, until both databases
+/// are frozen in snapshots of the same position. What is said is about that position: equal,
+/// different, or not compared. Nothing is ever repaired by this command.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Reads:  every row of every published table, on both sides
+Writes: trellara.fence on the target, for as long as the applier stands still; a temporary slot on
+        the source, for as long
+
+Exit codes: 0 equal; 3 different; 4 could not compare, all or in part; 64, 78 wrong arguments or
+            file
+
+Examples:
+  trellara verify
+  trellara verify --output json | jq '.tables[] | {id, outcome}'
+  trellara verify --values --max-diffs 20")]
+pub(crate) struct Args {
+    /// Print the values of rows that differ. They are data: mind where the output goes.
+    #[arg(long)]
+    values: bool,
+    /// List at most this many rows of each table that differ; all of them are counted.
+    #[arg(long, value_name = "ROWS", default_value_t = 10_000)]
+    max_diffs: usize,
+    /// Readers on each side.
+    #[arg(long, value_name = "NUMBER", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=64))]
+    jobs: u8,
+    /// How long the applier may take to come to the source's position.
+    #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = duration)]
+    timeout: Duration,
+}
+
+/// How long the temporary slot may wait for open transactions while the applier stands still.
+const SLOT_PATIENCE: Duration = Duration::from_secs(4);
+/// How often the daemons are asked whether they halted.
+const LOOK: Duration = Duration::from_secs(1);
+
+pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Failure> {
+    telemetry::start_logs(context, false, LogFormat::Text);
+    let config = context.config()?;
+    let began = std::time::Instant::now();
+    let run = format!("{:016x}", rand::random::<u64>());
+    let pair = frozen(&config, args, &run).await?;
+    let options = CompareOptions {
+        values: args.values,
+        max_diffs: args.max_diffs,
+        jobs: usize::from(args.jobs),
+        ..CompareOptions::new(&run, &config.source.publication, rand::random())
+    };
+    let bars = Bars::new(context.output);
+    let progress = |progress| bars.show(progress);
+    let comparing = compare(&pair.source, &pair.target, &options, &progress);
+    let compared = tokio::select! {
+        compared = comparing => compared.map_err(not_compared),
+        side = pair.thawed() => Err(Failure::new(
+            Exit::NotCompared,
+            format!("the {side} ended the session that held its snapshot"),
+            "did it restart? Run verify again",
+        )),
+        _ = tokio::signal::ctrl_c() => Err(Failure::new(Exit::NotCompared, "interrupted", "")),
+    };
+    bars.end();
+    let report = report(run, &pair, compared?, options.seed, began.elapsed());
+    let exit = match report.verdict() {
+        Verdict::Equal => Exit::Done,
+        Verdict::Different => Exit::Different,
+        Verdict::CouldNotCompare => Exit::NotCompared,
+    };
+    context
+        .output
+        .data(&verdict::of(&report, args.values), verdict::text);
+    Ok(exit)
+}
+
+/// Both sides frozen; a daemon that halts in the meantime ends the wait at once (C54).
+async fn frozen(config: &Config, args: &Args, run: &str) -> Result<Pair, Failure> {
+    let options = FreezeOptions {
+        flow: config.flow.clone(),
+        source: config.source.connect.clone(),
+        target: config.target.connect.clone(),
+        run: run.to_owned(),
+        patience: args.timeout,
+        slot_patience: SLOT_PATIENCE,
+    };
+    let cancel = CancellationToken::new();
+    let mut freezing = std::pin::pin!(freeze(&options, &cancel));
+    // Beside it, because a daemon that does not answer must not hold up the lease.
+    let mut halting = std::pin::pin!(halt(config));
+    let mut halted = None;
+    let frozen = loop {
+        tokio::select! {
+            frozen = &mut freezing => break frozen,
+            _ = tokio::signal::ctrl_c() => cancel.cancel(),
+            halt = &mut halting, if halted.is_none() => {
+                halted = Some(halt);
+                cancel.cancel();
+            }
+        }
+    };
+    match (frozen, halted) {
+        (Ok(pair), _) => Ok(pair),
+        (Err(FreezeError::Cancelled), Some(halt)) => Err(Failure {
+            exit: Exit::NotCompared,
+            ..halt
+        }),
+        (Err(error), _) => {
+            let exit = match error {
+                FreezeError::Bug(_) => Exit::Bug,
+                _ => Exit::NotCompared,
+            };
+            Err(Failure::from_error(exit, &error).hint(error.hint()))
+        }
+    }
+}
+
+/// Resolves when a daemon says that it halted.
+async fn halt(config: &Config) -> Failure {
+    let mut look = tokio::time::interval(LOOK);
+    look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        look.tick().await;
+        if let Some(halt) = first_halt(&daemon_reports::reachable(config).await) {
+            return halt;
+        }
+    }
+}
+
+fn not_compared(error: VerifyError) -> Failure {
+    let exit = match error.kind {
+        VerifyErrorKind::Connect { .. } | VerifyErrorKind::Server | VerifyErrorKind::Unusable => {
+            Exit::NotCompared
+        }
+        VerifyErrorKind::Bug => Exit::Bug,
+    };
+    Failure::new(exit, error.reason, error.hint)
+}
+
+fn report(run: String, pair: &Pair, compared: Comparison, seed: i64, took: Duration) -> Report {
+    Report {
+        run,
+        mode: Mode::Exact,
+        seed,
+        consistent_point: pair.consistent_point,
+        source: pair.source_server.clone(),
+        target: pair.target_server.clone(),
+        held: pair.held,
+        tables: compared.tables,
+        not_covered: compared.not_covered,
+        took,
+    }
+}
