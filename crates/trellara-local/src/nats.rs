@@ -48,7 +48,8 @@ impl Default for NatsOptions {
             max_payload: 1024 * 1024,
             sync_always: false,
             store_dir: None,
-            max_store_bytes: 1 << 40,
+            // Each stream of a test run promises itself 10 GiB of it, and none is written so full.
+            max_store_bytes: 1 << 44,
             extra_config: String::new(),
             auth: None,
         }
