@@ -21,14 +21,36 @@ pub(crate) struct Asked {
     pub(crate) hash: Hash,
 }
 
-/// Describes what was found. `bytes` is what values may still take; a row of a table without key
-/// is its own key, and is not listed when it does not fit.
+/// How many rows one statement reads again: its text names each of them.
+const PLACES_MAX: usize = 10_000;
+
+/// Describes what was found, `bytes` being what values may still take.
 pub(crate) async fn list(
     lane: &Lane,
     pair: &Pair,
     piece: &Piece,
     found: Vec<Found>,
     (asked, bytes): (Asked, &mut usize),
+) -> Result<Vec<Difference>, Failure> {
+    let mut differences = Vec::with_capacity(found.len());
+    let mut found = found.into_iter();
+    loop {
+        let some: Vec<Found> = found.by_ref().take(PLACES_MAX).collect();
+        if some.is_empty() {
+            return Ok(differences);
+        }
+        differences.extend(describe(lane, pair, piece, some, (&asked, bytes)).await?);
+    }
+}
+
+/// Describes so many at once. A row of a table without key is its own key: one that is not read,
+/// because nobody asked for values or because it does not fit, has its digest alone.
+async fn describe(
+    lane: &Lane,
+    pair: &Pair,
+    piece: &Piece,
+    found: Vec<Found>,
+    (asked, bytes): (&Asked, &mut usize),
 ) -> Result<Vec<Difference>, Failure> {
     let keyed = !pair.key.is_empty();
     let changed: Vec<&Found> = found.iter().filter(|f| f.kind == Kind::Changed).collect();
@@ -46,7 +68,7 @@ pub(crate) async fn list(
         (here, there) = read(changed, false).cells(&mut usize::MAX.clone()).await?;
     }
     let (mut source_rows, mut target_rows) = (Cells::new(), Cells::new());
-    if asked.values || !keyed {
+    if asked.values {
         let all = found.iter().collect();
         (source_rows, target_rows) = read(all, true).cells(bytes).await?;
     }
@@ -66,10 +88,8 @@ pub(crate) async fn list(
                 .filter_map(|i| pair.columns.get(*i).cloned());
             names.zip(at.1).collect()
         } else {
-            match source.as_ref().or(target.as_ref()) {
-                Some(row) => named(row.clone()),
-                None => continue,
-            }
+            let row = source.as_ref().or(target.as_ref());
+            row.cloned().map(named).unwrap_or_default()
         };
         differences.push(Difference {
             key,
@@ -79,8 +99,8 @@ pub(crate) async fn list(
             target_count: found.target_count,
             source_digest: found.source_digest,
             target_digest: found.target_digest,
-            source_row: source.filter(|_| asked.values).map(named),
-            target_row: target.filter(|_| asked.values).map(named),
+            source_row: source.map(named),
+            target_row: target.map(named),
         });
     }
     Ok(differences)

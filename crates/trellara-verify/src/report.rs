@@ -52,7 +52,8 @@ pub enum Kind {
 /// One row that differs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Difference {
-    /// Columns of the key and their values as text; without a key every column of the row.
+    /// Columns of the key and their values as text; without a key every column of the row where
+    /// values were asked for, and none where they were not: the digest names the row.
     /// These are data: whoever prints them was asked to.
     pub key: Vec<(String, Option<String>)>,
     /// How.

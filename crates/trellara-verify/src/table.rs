@@ -147,7 +147,11 @@ impl<'a> Work<'a> {
         let keyed = !self.pair.key.is_empty();
         tally.differences.sort_by(|a, b| match keyed {
             true => key::compare(&a.key, &b.key),
-            false => a.key.cmp(&b.key),
+            false => {
+                let digest = |d: &Difference| d.source_digest.or(d.target_digest);
+                let keys = a.key.cmp(&b.key);
+                keys.then_with(|| digest(a).cmp(&digest(b)))
+            }
         });
         let mut report = TableReport {
             table: self.pair.table.clone(),

@@ -30,7 +30,7 @@ async fn equal_rows_are_counted() {
                   UPDATE t SET b = '' WHERE a = 2",
             )
             .await;
-        let report = world.report().await;
+        let report = world.report_with(|o| o.values = true).await;
         assert_eq!(
             found(&report),
             [
@@ -58,7 +58,7 @@ async fn a_million_equal_rows_need_no_memory() {
     let many = "INSERT INTO t SELECT 7, 'same' FROM generate_series(1, 300000)";
     world.both(many).await;
     world.target.run("INSERT INTO t VALUES (7, 'same')").await;
-    let report = world.report().await;
+    let report = world.report_with(|o| o.values = true).await;
     assert_eq!(found(&report), ["a=7,b=same duplicate(300000:300001)"]);
     assert_eq!(report.differing(), 1);
 }
@@ -126,4 +126,39 @@ async fn a_key_that_the_target_does_not_keep_unique() {
             4
         );
     }
+}
+
+#[tokio::test]
+async fn rows_that_nobody_asked_for_are_named_by_digest() {
+    let world = world(18, "(1, 'x'), (2, 'y')").await;
+    let change =
+        "INSERT INTO t VALUES (1, 'x'), (3, repeat('z', 1000000)); DELETE FROM t WHERE a = 2";
+    world.target.run(change).await;
+    let report = world.report().await;
+    let mut shown = found(&report);
+    shown.sort();
+    assert_eq!(shown, [" duplicate(1:2)", " extra", " missing"]);
+    let digests = report.differences.iter().map(|difference| {
+        assert_eq!(
+            (&difference.source_row, &difference.target_row),
+            (&None, &None)
+        );
+        let digest = difference.source_digest.or(difference.target_digest);
+        digest.expect("a digest")
+    });
+    assert!(digests.is_sorted(), "the same order in each run");
+    assert_eq!((report.missing, report.extra, report.duplicate), (1, 1, 1));
+}
+
+#[tokio::test]
+async fn more_rows_than_one_statement_names_are_listed() {
+    let world = world(18, "(0, 'x')").await;
+    let many = "INSERT INTO t SELECT i, 'y' FROM generate_series(1, 12000) i";
+    world.source.run(many).await;
+    let report = world
+        .report_with(|o| (o.values, o.max_diffs) = (true, 11_000))
+        .await;
+    assert_eq!((report.missing, report.differences.len()), (12_000, 11_000));
+    let whole = |d: &trellara_verify::report::Difference| d.key.len() == 2;
+    assert!(report.differences.iter().all(whole));
 }

@@ -14,7 +14,9 @@ async fn check(columns: &str, rows: &str, change: &str, expected: &[&str]) {
         world.publish_all().await;
         assert_eq!(found(&world.report().await), [""; 0]);
         world.target.run(change).await;
-        let report = world.report_with(|o| o.range_rows = 2).await;
+        let report = world
+            .report_with(|o| (o.range_rows, o.values) = (2, true))
+            .await;
         assert_eq!(found(&report), expected, "{change} on {version}");
         assert!(report.source_sum != report.target_sum, "{report:?}");
     }

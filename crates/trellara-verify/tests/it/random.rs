@@ -97,7 +97,7 @@ async fn what_is_found_is_what_differs() {
             world.target.run(&insert(&target)).await;
             let set = (random.random_range(1..2000), random.random_range(1..4));
             let report = world
-                .report_with(|o| (o.range_rows, o.jobs) = (set.0, set.1))
+                .report_with(|o| (o.range_rows, o.jobs, o.values) = (set.0, set.1, !keyed))
                 .await;
             let mut got = found(&report);
             got.sort();
