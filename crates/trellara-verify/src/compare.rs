@@ -12,7 +12,7 @@ use crate::frozen::Frozen;
 use crate::inventory::{self, Published, Relation};
 use crate::mapping;
 use crate::reader::{Reader, TextRow};
-use crate::report::{Outcome, TableName, TableReport};
+use crate::report::{Coverage, Outcome, TableName, TableReport};
 use crate::table::{Ground, Lane, Pool, Work};
 
 /// How to compare.
@@ -310,6 +310,9 @@ fn not_comparable(table: &TableName, reason: String, hint: String, took: Duratio
         changed: 0,
         duplicate: 0,
         differences: Vec::new(),
+        explained: 0,
+        coverage: Coverage::default(),
+        verified_through: None,
         mapped: Vec::new(),
         took,
     }

@@ -101,6 +101,7 @@ async fn describe(
             target_digest: found.target_digest,
             source_row: source.map(named),
             target_row: target.map(named),
+            explained_by: None,
         });
     }
     Ok(differences)

@@ -25,6 +25,36 @@ impl fmt::Display for TableName {
 pub enum Mode {
     /// Both frozen at one source position.
     Exact,
+    /// One range after the other as they are; what differs is compared again, frozen.
+    Rolling,
+    /// Both frozen, every table counted, a sample of the rows compared.
+    Quick,
+}
+
+/// What a row is digested by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DigestLane {
+    /// A 64-bit hash that the databases compute.
+    #[default]
+    Row64,
+    /// BLAKE3 of the row's text, computed here.
+    Blake3,
+}
+
+/// How much of a table was looked at, in pieces of its division.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Coverage {
+    /// Pieces whose rows were compared.
+    pub compared: u32,
+    /// Pieces there are.
+    pub of: u32,
+}
+
+impl Coverage {
+    /// Every row was compared.
+    pub fn is_whole(self) -> bool {
+        self.compared == self.of
+    }
 }
 
 /// How a table's rows were divided into pieces that are compared by digest.
@@ -72,6 +102,8 @@ pub struct Difference {
     pub source_row: Option<Vec<(String, Option<String>)>>,
     /// The same of the target's.
     pub target_row: Option<Vec<(String, Option<String>)>>,
+    /// The quarantined transaction that explains it.
+    pub explained_by: Option<String>,
 }
 
 /// What became of a table.
@@ -119,6 +151,12 @@ pub struct TableReport {
     pub duplicate: u64,
     /// The first rows that differ, in key order where there is one; never more than asked for.
     pub differences: Vec<Difference>,
+    /// How many of the differing rows quarantined transactions explain.
+    pub explained: u64,
+    /// How much of it was looked at.
+    pub coverage: Coverage,
+    /// The oldest source position that any of its rows was compared at.
+    pub verified_through: Option<Lsn>,
     /// Columns compared in another form than the source's own, and why.
     pub mapped: Vec<String>,
     /// How long it took.

@@ -17,7 +17,7 @@ use crate::listing::{self, Asked};
 use crate::mapping::Pair;
 use crate::plan::Plan;
 use crate::reader::Reader;
-use crate::report::{Difference, Method, Outcome, TableReport};
+use crate::report::{Coverage, Difference, Method, Outcome, TableReport};
 use crate::shape::Shape;
 
 /// Rows of differing buckets that are put in order at once, which the servers do on disk.
@@ -167,6 +167,12 @@ impl<'a> Work<'a> {
             changed: tally.changed,
             duplicate: tally.duplicate,
             differences: tally.differences,
+            explained: 0,
+            coverage: Coverage {
+                compared: tally.pieces,
+                of: tally.pieces,
+            },
+            verified_through: None,
             mapped: self.pair.mapped.clone(),
             took: started.elapsed(),
         };

@@ -87,6 +87,8 @@ pub(crate) fn of(report: &Report, values: bool) -> Document {
         id: report.run.clone(),
         mode: match report.mode {
             Mode::Exact => "exact",
+            Mode::Rolling => "rolling",
+            Mode::Quick => "quick",
         },
         verdict: word(report.verdict()),
         seed: report.seed.to_string(),
