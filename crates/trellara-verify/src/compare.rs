@@ -12,7 +12,8 @@ use crate::frozen::Frozen;
 use crate::inventory::{self, Published, Relation};
 use crate::mapping;
 use crate::reader::{Reader, TextRow};
-use crate::report::{Coverage, Outcome, TableName, TableReport};
+use crate::report::{Beside, Coverage, Outcome, SequenceReport, TableName, TableReport};
+use crate::sequences;
 use crate::table::{Ground, Lane, Pool, Work};
 
 /// How to compare.
@@ -61,6 +62,8 @@ pub struct Comparison {
     pub tables: Vec<TableReport>,
     /// What stands on the source and outside of the comparison.
     pub not_covered: Vec<String>,
+    /// The sequences of these tables.
+    pub sequences: Beside<Vec<SequenceReport>>,
 }
 
 /// How far it is.
@@ -118,6 +121,14 @@ fn over(failure: Failure) -> VerifyError {
     }
 }
 
+/// What stands beside the rows and is refused is told; it takes nothing from the rows' verdict.
+fn beside<T>(looked: Result<T, Failure>) -> Result<Beside<T>, VerifyError> {
+    looked.map(Ok).or_else(|failure| {
+        let (reason, _) = failure.about_table(|_| false)?;
+        Ok(Err(reason))
+    })
+}
+
 async fn run(
     source: &Frozen,
     target: &Frozen,
@@ -133,6 +144,8 @@ async fn run(
     let same_encoding = source_now.encoding() == target_now.encoding();
     let plan = Catalogue::read(&lanes, options).await?;
     plan.check(&source_now, options).await?;
+    let names: Vec<TableName> = plan.published.iter().map(|p| p.table.clone()).collect();
+    let sequences = beside(sequences::look(&source_now, &target_now, &names).await)?;
     let ground = Ground {
         pool: Pool::new(lanes),
         source_now,
@@ -174,6 +187,7 @@ async fn run(
     Ok(Comparison {
         tables,
         not_covered: plan.not_covered,
+        sequences,
     })
 }
 

@@ -362,6 +362,11 @@ impl Cells {
         let text = self.text()?;
         text.parse().map_err(|_| unexpected("no number"))
     }
+
+    pub(crate) fn whole(&mut self) -> Result<i64, Failure> {
+        let text = self.text()?;
+        text.parse().map_err(|_| unexpected("no whole number"))
+    }
 }
 
 /// The first cells of the only row.

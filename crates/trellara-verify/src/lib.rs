@@ -19,6 +19,7 @@ mod mapping;
 mod plan;
 mod reader;
 pub mod report;
+mod sequences;
 mod shape;
 mod table;
 

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use trellara_envelope::{Lsn, SystemId, Timeline};
 
+pub use crate::sequences::{SequencePosition, SequenceReport, SequenceState};
+
 /// A table by name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TableName {
@@ -170,6 +172,10 @@ impl TableReport {
     }
 }
 
+/// What was found beside the rows, which never changes what is said about them; or why it could not
+/// be looked at.
+pub type Beside<T> = Result<T, String>;
+
 /// One of the two databases.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerReport {
@@ -202,6 +208,8 @@ pub struct Report {
     pub tables: Vec<TableReport>,
     /// What no mode looks at: large objects, unlogged tables, tables outside of the publication.
     pub not_covered: Vec<String>,
+    /// The sequences that fill columns of published tables, in order of their names.
+    pub sequences: Beside<Vec<SequenceReport>>,
     /// How long it took.
     pub took: Duration,
 }

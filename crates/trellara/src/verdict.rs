@@ -6,6 +6,7 @@ use trellara_verify::report::{
     Difference, Kind, Method, Mode, Outcome, Report, ServerReport, TableReport, Verdict,
 };
 
+mod beside;
 pub(crate) mod progress;
 
 /// Rows that differ shown of each table to people; `--output json` has them all.
@@ -24,6 +25,7 @@ pub(crate) struct Document {
     target: Server,
     tables: Vec<TableDocument>,
     not_covered: Vec<String>,
+    sequences: beside::Looked<beside::SequenceDocument>,
     seconds: f64,
 }
 
@@ -102,6 +104,7 @@ pub(crate) fn of(report: &Report, values: bool) -> Document {
             .map(|table| table_document(table, values))
             .collect(),
         not_covered: report.not_covered.clone(),
+        sequences: beside::sequences(&report.sequences),
         seconds: report.took.as_secs_f64(),
     }
 }
@@ -235,6 +238,7 @@ pub(crate) fn text(document: &Document) -> String {
     for table in &document.tables {
         lines.extend(explained(table));
     }
+    lines.extend(beside::sequences_line(&document.sequences));
     lines.push(verdict_line(document));
     lines.join("\n")
 }

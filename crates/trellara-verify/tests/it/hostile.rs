@@ -6,7 +6,7 @@ use trellara_postgres::{ConnectOptions, Environment, Session};
 use trellara_verify::report::{Method, Outcome};
 use trellara_verify::{CompareOptions, Progress, Side, VerifyErrorKind, compare};
 
-use crate::support::{VERSIONS, World, found, of, refusal, small, try_compare};
+use crate::support::{VERSIONS, World, found, of, refusal, role, small, try_compare};
 
 /// Reached only when something hangs.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -133,21 +133,6 @@ async fn another_encoding_is_compared_as_utf8() {
         assert_eq!(found(&got.tables[0]), ["v=é duplicate(2:3)"]);
         assert_eq!(found(&got.tables[1]), ["k=é changed(v)"]);
     }
-}
-
-/// A role with a password, and how it connects to the source.
-async fn role(world: &World, name: &str) -> ConnectOptions {
-    let name = format!(
-        "{name}_{}",
-        world.source.ask("SELECT current_database()").await
-    );
-    let make =
-        format!("CREATE ROLE {name} LOGIN PASSWORD 'x'; GRANT USAGE ON SCHEMA public TO {name}");
-    world.source.run(&make).await;
-    let host = &world.source.connect.hosts()[0];
-    let (address, database) = (&host.name, world.source.connect.database());
-    let url = format!("postgresql://{name}:x@{address}:{}/{database}", host.port);
-    ConnectOptions::parse(&url, &Environment::empty()).expect("a connection string")
 }
 
 async fn refused(world: &World, connect: &ConnectOptions) -> (String, String) {

@@ -3,8 +3,10 @@
 //!
 //! `types` plants in each type; `planted` what other tools were blind to; `keyless` multisets;
 //! `random` all kinds at once; `borders` ranges; `shapes` publications and tables of other shapes;
-//! `hostile` settings, rights and lost sessions; `meanwhile` what happens during a run.
+//! `hostile` settings, rights and lost sessions; `meanwhile` what happens during a run; `beside` what
+//! is no row.
 
+mod beside;
 mod borders;
 mod hostile;
 mod keyless;

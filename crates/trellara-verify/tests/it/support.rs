@@ -183,6 +183,21 @@ pub(crate) fn of<'a>(comparison: &'a Comparison, name: &str) -> &'a TableReport 
     table.unwrap_or_else(|| panic!("no {name} in {comparison:?}"))
 }
 
+/// A role with a password, and how it connects to the source.
+pub(crate) async fn role(world: &World, name: &str) -> ConnectOptions {
+    let name = format!(
+        "{name}_{}",
+        world.source.ask("SELECT current_database()").await
+    );
+    let make =
+        format!("CREATE ROLE {name} LOGIN PASSWORD 'x'; GRANT USAGE ON SCHEMA public TO {name}");
+    world.source.run(&make).await;
+    let host = &world.source.connect.hosts()[0];
+    let (address, database) = (&host.name, world.source.connect.database());
+    let url = format!("postgresql://{name}:x@{address}:{}/{database}", host.port);
+    ConnectOptions::parse(&url, &Environment::empty()).expect("a connection string")
+}
+
 /// A table of ten rows, published.
 pub(crate) async fn small(version: u32) -> World {
     let world = World::new(version).await;

@@ -164,6 +164,7 @@ fn report(run: String, pair: &Pair, compared: Comparison, seed: i64, took: Durat
         held: pair.held,
         tables: compared.tables,
         not_covered: compared.not_covered,
+        sequences: compared.sequences,
         took,
     }
 }
