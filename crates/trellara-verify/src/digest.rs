@@ -1,8 +1,9 @@
 //! The statements that make digests. Pure.
 //!
-//! A row's digest is a 64-bit hash of its text as `ROW(…)::text` prints it, which tells NULL from
-//! the empty string and one column from the next. Digests are added, never XORed: equal rows do
-//! not cancel, and the order of reading does not matter.
+//! A row's digest is a hash of 64 bits over [`Parts`]: columns whose type is hashed without loss
+//! by themselves, all others as their text in `ROW(…)::text`, which tells NULL from the empty
+//! string and one column from the next. Digests are added, never XORed: equal rows do not cancel,
+//! and the order of reading does not matter.
 
 use trellara_postgres::quote;
 
@@ -11,7 +12,13 @@ pub(crate) const SUB_BUCKETS: u32 = 1024;
 /// Buckets take the hash's low bits, sub-buckets those above the most that buckets can take.
 const SUB_SHIFT: u32 = 20;
 
-/// How texts are hashed in this run.
+/// What the second seed of a run differs by from the first.
+const OUTER: i64 = 0x5851_F42D_4C95_7F2D;
+/// Keeps the planner from working each hash out twice. A literal of the very type: anything that
+/// has to be cast counts as an offset when it decides whether the scan may be a parallel one.
+const ONCE: &str = "OFFSET '0'::bigint";
+
+/// How rows are hashed in this run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Hash {
     /// Drawn for the run.
@@ -30,8 +37,23 @@ impl Hash {
         format!("hashtextextended({text} COLLATE \"C\", '{seed}'::bigint)")
     }
 
-    fn of_row(self, values: &[String]) -> String {
-        self.of(&format!("ROW({})::text", values.join(", ")))
+    /// `hash_record_extended` works out 31·a + b of its columns' hashes: values that trade places
+    /// between two rows would cancel in a sum of them. So it is hashed once more, as bytes: the
+    /// hash of an int8 folds it into 32 bits.
+    fn of_parts(self, parts: &Parts) -> String {
+        let text = format!("ROW({})::text", parts.as_text.join(", "));
+        if parts.apart.is_empty() {
+            return self.of(&text);
+        }
+        let mut columns = parts.apart.join(", ");
+        if !parts.as_text.is_empty() {
+            columns += &format!(", {text} COLLATE \"C\"");
+        }
+        let (seed, other) = (self.seed, self.seed.rotate_left(32) ^ OUTER);
+        format!(
+            "hash_record_extended(ROW(int8send(hash_record_extended(ROW({columns}), \
+             '{seed}'::bigint))), '{other}'::bigint)"
+        )
     }
 
     /// NULL stays NULL.
@@ -39,6 +61,15 @@ impl Hash {
         let hash = self.of(&format!("format('%s', {value})"));
         format!("CASE WHEN num_nulls({value}) = 0 THEN {hash} END")
     }
+}
+
+/// The columns of a row, or of its key, in the forms they are hashed in.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Parts {
+    /// Those that are hashed by themselves: their types' hashes lose nothing.
+    pub(crate) apart: Vec<String>,
+    /// Those that are hashed as the text of one row.
+    pub(crate) as_text: Vec<String>,
 }
 
 /// The texts of a border's key columns.
@@ -71,19 +102,23 @@ pub(crate) struct SideTable {
     pub(crate) keys: Vec<String>,
     /// The key columns themselves, for ranges.
     pub(crate) key_columns: Vec<String>,
+    /// What is hashed of a row.
+    pub(crate) row: Parts,
+    /// What is hashed of its key.
+    pub(crate) key: Parts,
 }
 
 impl SideTable {
     fn row_hash(&self, hash: Hash) -> String {
-        hash.of_row(&self.values)
+        hash.of_parts(&self.row)
     }
 
     /// What rows are divided and merged by: the hash of the key, or of the whole row.
     fn place(&self, hash: Hash) -> String {
-        match self.keys.as_slice() {
-            [] => self.row_hash(hash),
-            keys => hash.of_row(keys),
+        if self.keys.is_empty() {
+            return self.row_hash(hash);
         }
+        hash.of_parts(&self.key)
     }
 
     /// ` WHERE …` of the filter, the piece and more.
@@ -170,14 +205,16 @@ impl SideTable {
         let (row, mask) = (self.row_hash(hash), of - 1);
         let rows = format!("{}{}", self.from, self.filtered(None, None, hash));
         if self.keys.is_empty() {
-            // The offset keeps the planner from working each hash out twice.
             return format!(
-                "SELECT h & {mask}, count(*), sum(h) FROM (SELECT {row} FROM {rows} OFFSET 0) \
+                "SELECT h & {mask}, count(*), sum(h) FROM (SELECT {row} FROM {rows} {ONCE}) \
                  AS hashed(h) GROUP BY 1"
             );
         }
         let place = self.place(hash);
-        format!("SELECT {place} & {mask}, count(*), sum({row}) FROM {rows} GROUP BY 1")
+        format!(
+            "SELECT p & {mask}, count(*), sum(h) FROM (SELECT {place}, {row} FROM {rows} {ONCE}) \
+             AS hashed(p, h) GROUP BY 1"
+        )
     }
 
     /// `(sub-bucket, count, sum)` of every sub-bucket of a piece that has rows.
@@ -257,6 +294,14 @@ mod tests {
             values: vec![r#""a""#.into(), r#""v""#.into()],
             keys: keys.iter().map(|k| (*k).to_owned()).collect(),
             key_columns: keys.iter().map(|k| (*k).to_owned()).collect(),
+            row: Parts {
+                apart: vec![r#""a""#.into()],
+                as_text: vec![r#""v""#.into()],
+            },
+            key: Parts {
+                apart: keys.iter().map(|k| (*k).to_owned()).collect(),
+                as_text: Vec::new(),
+            },
         }
     }
 
@@ -272,7 +317,11 @@ mod tests {
     #[test]
     fn a_digest_is_a_count_and_a_sum_of_what_passes_the_filter() {
         let sql = table(&[r#""a""#]).digest(&range(None, None), HASH);
-        let expected = r#"SELECT count(*), coalesce(sum(hashtextextended(ROW("a", "v")::text COLLATE "C", '-7'::bigint)), 0) FROM ONLY "s"."t" WHERE (v > 1 OR v IS NULL)"#;
+        let expected = concat!(
+            r#"SELECT count(*), coalesce(sum(hash_record_extended(ROW(int8send("#,
+            r#"hash_record_extended(ROW("a", ROW("v")::text COLLATE "C"), '-7'::bigint))), "#,
+            r#"'-6364136215256858414'::bigint)), 0) FROM ONLY "s"."t" WHERE (v > 1 OR v IS NULL)"#
+        );
         assert_eq!(sql, expected);
     }
 

@@ -197,3 +197,86 @@ async fn values_are_told_when_asked_for_and_only_then() {
         row(&[("k", Some("2")), ("v", Some("more"))])
     );
 }
+
+#[tokio::test]
+async fn whole_numbers_that_the_database_hashes_alike() {
+    let rows = "(1, 1, '12:00', 'epoch', 'epoch'), (2, 4294967296, '12:00', 'epoch', 'epoch'), \
+                (3, 3, '00:00', 'epoch', 'epoch'), (4, 4, '00:00', 'epoch', 'epoch')";
+    let alike = "SELECT hashint8extended(1, 7) = hashint8extended(4294967296, 7)";
+    let world = World::new(18).await;
+    assert_eq!(world.source.ask(alike).await, "t");
+    // 4294967296 microseconds.
+    check(
+        "k bigint PRIMARY KEY, v bigint, t time, u timestamp, z timestamptz",
+        rows,
+        "UPDATE t SET v = 4294967296 WHERE k = 1; UPDATE t SET v = 1, k = 8589934593 WHERE k = 2;
+         UPDATE t SET t = '01:11:34.967296' WHERE k = 3;
+         UPDATE t SET u = u + interval '4294.967296 s', z = z + interval '4294.967296 s' WHERE k = 4",
+        &[
+            "k=1 changed(v)",
+            "k=2 missing",
+            "k=3 changed(t)",
+            "k=4 changed(u,z)",
+            "k=8589934593 extra",
+        ],
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn values_that_trade_places_and_would_cancel_in_a_sum() {
+    // A sum of 31·a + b is the same for both.
+    for columns in [
+        "k int PRIMARY KEY, v int, w int",
+        "k int PRIMARY KEY, v text, w bytea",
+        "k uuid PRIMARY KEY, v bigint, w timestamptz",
+        "k int, v bool, w interval",
+    ] {
+        let world = World::new(18).await;
+        world.both(&format!("CREATE TABLE t ({columns})")).await;
+        world.publish_all().await;
+        let kind = |of: &str| columns.contains(of);
+        let key = |n| match kind("uuid") {
+            true => format!("'00000000-0000-0000-0000-00000000000{n}'"),
+            false => format!("{n}"),
+        };
+        let [[v1, v2], [w1, w2]] = if kind("int, w int") {
+            [["10", "20"], ["30", "40"]]
+        } else if kind("text") {
+            [["'a'", "'b'"], [r"'\x01'", r"'\x02'"]]
+        } else if kind("bool") {
+            [["true", "false"], ["'1 day'", "'24:00'"]]
+        } else {
+            [["1", "4294967297"], ["'epoch'", "'now'"]]
+        };
+        let rows = |v1, v2| {
+            let (a, b) = (key(1), key(2));
+            format!("INSERT INTO t VALUES ({a}, {v1}, {w1}), ({b}, {v2}, {w2})")
+        };
+        world.source.run(&rows(v1, v2)).await;
+        world.target.run(&rows(v2, v1)).await;
+        let report = world.report().await;
+        let both = if kind("PRIMARY") { 2 } else { 4 };
+        assert_eq!(report.differing(), both, "{columns}: {report:?}");
+        assert!(report.source_sum != report.target_sum, "{report:?}");
+    }
+}
+
+#[tokio::test]
+async fn tables_with_as_many_columns_as_there_can_be() {
+    let columns: Vec<String> = (1..1600).map(|i| format!("c{i} int")).collect();
+    let world = World::new(15).await;
+    let table = format!(
+        "CREATE TABLE t (k inet PRIMARY KEY, {})",
+        columns.join(", ")
+    );
+    world.both(&table).await;
+    world
+        .both("INSERT INTO t (k, c1, c1599) VALUES ('::1', 1, 2), ('::2', NULL, 2)")
+        .await;
+    world.publish_all().await;
+    assert_eq!(found(&world.report().await), [""; 0]);
+    let change = "UPDATE t SET c1599 = 3 WHERE k = '::2'";
+    world.target.run(change).await;
+    assert_eq!(found(&world.report().await), ["k=::2 changed(c1599)"]);
+}
