@@ -14,6 +14,8 @@ use trellara_testkit::ground::GroundOptions;
 use crate::restart::{ground, until};
 use crate::scenario::{WITHIN, run, started, value};
 
+mod modes;
+
 const SCHEMA: &str = "\
     CREATE TABLE kept (id bigint PRIMARY KEY, v text, n numeric);\
     CREATE TABLE log (id bigint, note text); ALTER TABLE log REPLICA IDENTITY FULL";
@@ -324,7 +326,7 @@ async fn a_target_that_restarts_in_the_middle_is_no_verdict() -> Result<()> {
     let (ended, seen) = tokio::join!(verify(&flow, &[]), async {
         // Its readers are at work.
         let reads = "SELECT count(*) > 0 FROM pg_stat_activity \
-                      WHERE application_name LIKE 'trellara verify%' AND query LIKE '%hashtext%' \
+                      WHERE application_name LIKE 'trellara-verify/%' AND query LIKE '%hashtext%' \
                         AND state = 'active'";
         let deadline = Instant::now() + WITHIN;
         while value(&flow.target_admin, reads).await? != "t" {

@@ -10,12 +10,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use trellara_envelope::{FlowName, Lane, Lsn, SystemId, Timeline};
+use trellara_envelope::{FlowName, Lsn, SystemId, Timeline};
 use trellara_postgres::settle::{SettleError, Snapshot, settle};
 use trellara_postgres::{ConnectOptions, ReplicationConnection, Session, SnapshotAction};
 
 use crate::error::Side;
 use crate::frozen::Frozen;
+use crate::ledger::{self, Newest};
 use crate::report::ServerReport;
 
 mod error;
@@ -24,7 +25,7 @@ mod fence;
 pub use error::FreezeError;
 
 use error::failed;
-use fence::{Fence, lane_number};
+use fence::Fence;
 
 /// Tries to get both sides frozen; each begins with a new fence.
 const TRIES: u32 = 5;
@@ -48,6 +49,29 @@ pub struct FreezeOptions {
     pub patience: Duration,
     /// How long the temporary slot may wait for open transactions while the applier stands still.
     pub slot_patience: Duration,
+}
+
+/// What is being waited for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// Sessions on both sides.
+    Connecting,
+    /// The applier's answer that it applies nothing from here on.
+    AskingApplier,
+    /// The temporary slot on the source, which waits for every transaction that is open there.
+    MakingSlot {
+        /// Which try, from 1.
+        this: u32,
+        /// How many tries there are.
+        of: u32,
+        /// Whom the last try waited for in vain.
+        blockers: Vec<String>,
+    },
+    /// The applier, to come to the consistent point.
+    Reaching {
+        /// That point.
+        point: Lsn,
+    },
 }
 
 /// Two frozen views. Dropping it thaws them.
@@ -77,24 +101,37 @@ impl Pair {
     }
 }
 
-/// Freezes both sides.
+/// Freezes both sides. `steps` hears what is being waited for.
 ///
 /// # Errors
 /// What stood in the way; the applier goes on in every case, by itself after five seconds at the
 /// latest.
 pub async fn freeze(
     options: &FreezeOptions,
+    steps: &(dyn Fn(Step) + Send + Sync),
     cancel: &CancellationToken,
 ) -> Result<Pair, FreezeError> {
     let mut tries = 0;
+    let mut blockers = Vec::new();
     loop {
         tries += 1;
+        let slot = Step::MakingSlot {
+            this: tries,
+            of: TRIES,
+            blockers: std::mem::take(&mut blockers),
+        };
         // A name of its own, so that an applier that missed the end of the one before sees the next.
         let run = format!("{}_{tries}", options.run);
-        match attempt(options, &run, cancel).await {
+        match attempt(options, &run, (slot, steps), cancel).await {
             Err(error) if error.is_worth_another_try() && tries < TRIES => {
                 tracing::info!(%error, tries, "freezing both sides is tried again");
-                tokio::time::sleep(PAUSE).await;
+                if let FreezeError::SlotBlocked { blockers: who, .. } = error {
+                    blockers = who;
+                }
+                tokio::select! {
+                    () = cancel.cancelled() => return Err(FreezeError::Cancelled),
+                    () = tokio::time::sleep(PAUSE) => {}
+                }
             }
             done => return done,
         }
@@ -104,43 +141,51 @@ pub async fn freeze(
 async fn attempt(
     options: &FreezeOptions,
     run: &str,
+    (slot, steps): (Step, &(dyn Fn(Step) + Send + Sync)),
     cancel: &CancellationToken,
 ) -> Result<Pair, FreezeError> {
-    let name = format!("trellara verify {}", options.run);
+    steps(Step::Connecting);
     let (source, target) = (
-        options.source.clone().with_application_name(&name),
-        options.target.clone().with_application_name(&name),
+        named(options, &options.source),
+        named(options, &options.target),
     );
     // Everything is connected before anybody stands still.
-    let side = Session::connect(&source)
-        .await
-        .map_err(FreezeError::connect(Side::Source))?;
-    let source_holder = Session::connect(&source)
-        .await
-        .map_err(FreezeError::connect(Side::Source))?;
+    let side = connect(Side::Source, &source).await?;
+    let source_holder = connect(Side::Source, &source).await?;
     let mut walsender = ReplicationConnection::connect(&source)
         .await
         .map_err(FreezeError::connect(Side::Source))?;
-    let mut asking = Session::connect(&target)
-        .await
-        .map_err(FreezeError::connect(Side::Target))?;
-    let target_holder = Session::connect(&target)
-        .await
-        .map_err(FreezeError::connect(Side::Target))?;
+    let mut asking = connect(Side::Target, &target).await?;
+    let target_holder = connect(Side::Target, &target).await?;
     let identified = walsender
         .identify_system()
         .await
         .map_err(FreezeError::replication)?;
     let target_server = target_identity(&target_holder).await?;
     let asked = (identified.system, identified.timeline);
-    // An applier asked to stand at another source's position would stand still in vain.
-    for (system, timeline) in filled_from(&target_holder, &options.flow).await? {
-        same_source((system, timeline), asked)?;
+    let lanes = newest(&target_holder, &options.flow).await?;
+    if lanes.is_empty() {
+        return Err(FreezeError::NotSetUp);
     }
-    let mut fence = Fence::ask(&mut asking, &options.flow, run, identified.xlogpos, cancel).await?;
+    // An applier asked to stand at another source's position would stand still in vain.
+    for position in lanes.iter().filter_map(|lane| lane.at) {
+        same_source(position.source, asked)?;
+    }
+    let lanes = lanes.iter().map(|newest| newest.lane).collect();
+    steps(Step::AskingApplier);
+    let mut fence = Fence::ask(
+        &mut asking,
+        (&options.flow, lanes),
+        run,
+        identified.xlogpos,
+        cancel,
+    )
+    .await?;
     let frozen = Freezing {
         options,
         run,
+        slot,
+        steps,
         side: &side,
         source_holder: &source_holder,
         target_holder: &target_holder,
@@ -173,9 +218,22 @@ async fn attempt(
     })
 }
 
+/// The run's own name on the servers.
+fn named(options: &FreezeOptions, connect: &ConnectOptions) -> ConnectOptions {
+    let name = format!("trellara-verify/{}", options.run);
+    connect.clone().with_application_name(&name)
+}
+
+async fn connect(side: Side, options: &ConnectOptions) -> Result<Session, FreezeError> {
+    let session = Session::connect(options).await;
+    session.map_err(FreezeError::connect(side))
+}
+
 struct Freezing<'a> {
     options: &'a FreezeOptions,
     run: &'a str,
+    slot: Step,
+    steps: &'a (dyn Fn(Step) + Send + Sync),
     side: &'a Session,
     source_holder: &'a Session,
     target_holder: &'a Session,
@@ -191,19 +249,27 @@ impl Freezing<'_> {
     ) -> Result<(Lsn, [String; 2], Duration), FreezeError> {
         fence.armed(self.options.patience).await?;
         let began = Instant::now();
-        let (point, exported) = fence.during(self.slot(&mut walsender)).await?;
+        (self.steps)(self.slot.clone());
+        let pid = walsender.pid();
+        let made = fence.during(self.make_slot(&mut walsender)).await;
+        if made.is_err() {
+            // It would wait on, and the slot with it, for as long as whom it waits for.
+            self.end(pid).await?;
+        }
+        let (point, exported) = made?;
+        (self.steps)(Step::Reaching { point });
         // Before the settle barrier: where commits wait for the target, they wait for this (C10).
         fence.stand_at(point).await?;
         let source = fence.during(self.hold_source(&exported)).await?;
         // The holder has exported the snapshot again, so the slot can go and keeps no WAL (C50).
         drop(walsender);
         fence.reached(point, self.options.patience).await?;
-        let target = fence.during(self.hold_target(fence.lanes(), point)).await?;
+        let target = fence.during(self.hold_target(point)).await?;
         Ok((point, [source, target], began.elapsed()))
     }
 
     /// A temporary slot: its consistent point and its snapshot.
-    async fn slot(
+    async fn make_slot(
         &self,
         walsender: &mut ReplicationConnection,
     ) -> Result<(Lsn, String), FreezeError> {
@@ -221,7 +287,7 @@ impl Freezing<'_> {
         Ok((created.consistent_point, snapshot))
     }
 
-    /// Names whom the slot waits for, and ends the walsender, which would wait on.
+    /// Names whom the slot waits for.
     async fn blocked(&self, pid: i32, waited: Duration) -> Result<FreezeError, FreezeError> {
         // Whoever lacks pg_read_all_stats sees that a transaction is open and not since when.
         const WHO: &str = "\
@@ -232,23 +298,20 @@ impl Freezing<'_> {
                                    'an unknown time')) \
               FROM pg_catalog.pg_stat_activity \
              WHERE backend_xid IS NOT NULL AND pid <> $1 ORDER BY xact_start LIMIT 5";
-        let failed = failed(Side::Source);
-        let rows = self
-            .side
-            .client
-            .query(WHO, &[&pid])
-            .await
-            .map_err(&failed)?;
-        self.side
-            .client
-            .execute("SELECT pg_terminate_backend($1)", &[&pid])
-            .await
-            .map_err(&failed)?;
+        let rows = self.side.client.query(WHO, &[&pid]).await;
+        let rows = rows.map_err(failed(Side::Source))?;
         let mut blockers: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
         if blockers.is_empty() {
             blockers.push("a transaction that cannot be seen (a prepared one?)".to_owned());
         }
         Ok(FreezeError::SlotBlocked { waited, blockers })
+    }
+
+    /// Ends the walsender.
+    async fn end(&self, pid: i32) -> Result<(), FreezeError> {
+        const END: &str = "SELECT pg_terminate_backend($1)";
+        let ended = self.side.client.execute(END, &[&pid]).await;
+        ended.map(drop).map_err(failed(Side::Source))
     }
 
     /// Imports the slot's snapshot, waits for the settle barrier, and exports it again.
@@ -280,72 +343,33 @@ impl Freezing<'_> {
     }
 
     /// Takes the target's snapshot, sees in it that it stands at the point, and exports it.
-    async fn hold_target(&self, lanes: &[Lane], point: Lsn) -> Result<String, FreezeError> {
-        const NEWEST: &str = "\
-            SELECT a.end_lsn::text, a.source_system, a.source_timeline \
-              FROM trellara.applied AS a WHERE a.flow = $1 AND a.lane = $2 \
-             ORDER BY a.first_ordinal DESC LIMIT 1";
-        let failed = failed(Side::Target);
-        let holder = &self.target_holder.client;
-        holder
-            .batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            .await
-            .map_err(&failed)?;
-        for lane in lanes {
-            let number = lane_number(*lane)?;
-            let row = holder
-                .query_opt(NEWEST, &[&self.options.flow.as_str(), &number])
-                .await
-                .map_err(&failed)?;
-            let found: Option<Lsn> = row
-                .as_ref()
-                .and_then(|row| row.get::<_, &str>(0).parse().ok());
-            if found != Some(point) {
-                return Err(FreezeError::Elsewhere {
-                    lane: *lane,
-                    found,
-                    wanted: point,
-                });
-            }
-            if let Some(row) = row {
-                same_source(of_row(&row, 1), self.source)?;
+    async fn hold_target(&self, point: Lsn) -> Result<String, FreezeError> {
+        const BEGIN: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
+        let holder = self.target_holder;
+        let begun = holder.client.batch_execute(BEGIN).await;
+        begun.map_err(failed(Side::Target))?;
+        for Newest { lane, at } in newest(holder, &self.options.flow).await? {
+            match at {
+                Some(position) if position.end == point => {
+                    same_source(position.source, self.source)?;
+                }
+                elsewhere => {
+                    return Err(FreezeError::Elsewhere {
+                        lane,
+                        found: elsewhere.map(|position| position.end),
+                        wanted: point,
+                    });
+                }
             }
         }
-        export(self.target_holder, Side::Target).await
+        export(holder, Side::Target).await
     }
 }
 
-/// Where each lane's newest row of the ledger comes from.
-async fn filled_from(
-    session: &Session,
-    flow: &FlowName,
-) -> Result<Vec<(SystemId, Timeline)>, FreezeError> {
-    const NEWEST: &str = "\
-        SELECT DISTINCT ON (a.lane) a.source_system, a.source_timeline \
-          FROM trellara.applied AS a WHERE a.flow = $1 ORDER BY a.lane, a.first_ordinal DESC";
-    let set_up: bool = session
-        .client
-        .query_one("SELECT to_regclass('trellara.applied') IS NOT NULL", &[])
-        .await
-        .map_err(failed(Side::Target))?
-        .get(0);
-    if !set_up {
-        return Err(FreezeError::NotSetUp);
-    }
-    let rows = session
-        .client
-        .query(NEWEST, &[&flow.as_str()])
-        .await
-        .map_err(failed(Side::Target))?;
-    Ok(rows.iter().map(|row| of_row(row, 0)).collect())
-}
-
-/// Cluster and timeline as the ledger keeps them.
-fn of_row(row: &tokio_postgres::Row, at: usize) -> (SystemId, Timeline) {
-    (
-        SystemId(row.get::<_, i64>(at).cast_unsigned()),
-        Timeline(u32::try_from(row.get::<_, i64>(at + 1)).unwrap_or_default()),
-    )
+/// The newest row of each lane.
+async fn newest(session: &Session, flow: &FlowName) -> Result<Vec<Newest>, FreezeError> {
+    let newest = ledger::newest(&session.client, flow).await;
+    newest.map_err(failed(Side::Target))
 }
 
 fn same_source(

@@ -14,6 +14,7 @@ pub mod freeze;
 mod frozen;
 mod inventory;
 mod key;
+mod ledger;
 mod listing;
 mod mapping;
 mod plan;

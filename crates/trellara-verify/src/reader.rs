@@ -49,7 +49,7 @@ impl Reader {
         let timeout = options.statement_timeout.unwrap_or_default().as_millis();
         let connect = connect
             .clone()
-            .with_application_name(&format!("trellara verify {}", options.run))
+            .with_application_name(&format!("trellara-verify/{}", options.run))
             .with_parameter("row_security", "off")
             .with_parameter("jit", "off")
             .with_parameter("xmloption", "content")

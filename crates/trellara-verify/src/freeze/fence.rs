@@ -48,7 +48,7 @@ impl<'a> Fence<'a> {
     /// not have been taken.
     pub(super) async fn ask(
         session: &'a mut Session,
-        flow: &FlowName,
+        (flow, lanes): (&FlowName, Vec<Lane>),
         run: &str,
         cap: Lsn,
         cancel: &CancellationToken,
@@ -63,7 +63,6 @@ impl<'a> Fence<'a> {
             .batch_execute(&listen)
             .await
             .map_err(failed(Side::Target))?;
-        let lanes = lanes(session, flow).await?;
         let fence = Fence {
             session,
             heard,
@@ -75,11 +74,6 @@ impl<'a> Fence<'a> {
         fence.write(cap).await?;
         fence.wake().await?;
         Ok(fence)
-    }
-
-    /// The lanes asked.
-    pub(super) fn lanes(&self) -> &[Lane] {
-        &self.lanes
     }
 
     async fn write(&self, cap: Lsn) -> Result<(), FreezeError> {
@@ -208,17 +202,27 @@ impl<'a> Fence<'a> {
     }
 
     async fn answered(&mut self, missing: &Missing, limit: Duration) -> Result<(), FreezeError> {
+        // Taken out, so that it can be listened to while the lease is kept.
+        let (_, nobody) = mpsc::channel(1);
+        let mut heard = std::mem::replace(&mut self.heard, nobody);
+        let answered = self.during(self.listen(&mut heard, missing, limit)).await;
+        self.heard = heard;
+        answered
+    }
+
+    async fn listen(
+        &self,
+        heard: &mut mpsc::Receiver<Notification>,
+        missing: &Missing,
+        limit: Duration,
+    ) -> Result<(), FreezeError> {
         let deadline = Instant::now() + limit;
-        let mut renew = interval(RENEW);
-        renew.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut look = interval(LOOK);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 biased;
-                () = self.cancel.cancelled() => return Err(FreezeError::Cancelled),
-                _ = renew.tick() => self.renew().await?,
-                heard = self.heard.recv() => match heard {
+                heard = heard.recv() => match heard {
                     Some(heard) if heard.payload == self.run => {}
                     Some(_) => continue,
                     None => return Err(FreezeError::connection_lost(Side::Target)),
@@ -311,31 +315,6 @@ fn answers(flow: &FlowName) -> String {
     format!("trellara_{flow}_fence")
 }
 
-pub(super) fn lane_number(lane: Lane) -> Result<i32, FreezeError> {
+fn lane_number(lane: Lane) -> Result<i32, FreezeError> {
     i32::try_from(lane.0).map_err(|_| FreezeError::bug("a lane's number is out of range"))
-}
-
-async fn lanes(session: &Session, flow: &FlowName) -> Result<Vec<Lane>, FreezeError> {
-    let exists: bool = session
-        .client
-        .query_one("SELECT to_regclass('trellara.lane') IS NOT NULL", &[])
-        .await
-        .map_err(failed(Side::Target))?
-        .get(0);
-    if !exists {
-        return Err(FreezeError::NotSetUp);
-    }
-    let rows = session
-        .client
-        .query(
-            "SELECT lane FROM trellara.lane WHERE flow = $1 AND state = 'ready' ORDER BY lane",
-            &[&flow.as_str()],
-        )
-        .await
-        .map_err(failed(Side::Target))?;
-    if rows.is_empty() {
-        return Err(FreezeError::NotSetUp);
-    }
-    let lane = |row: &tokio_postgres::Row| Lane(row.get::<_, i32>(0).cast_unsigned());
-    Ok(rows.iter().map(lane).collect())
 }

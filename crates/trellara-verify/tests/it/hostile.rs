@@ -290,7 +290,7 @@ async fn a_session_that_is_lost_ends_the_run_and_never_says_equal() {
         let terminating = async {
             let kill = format!(
                 "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
-                 WHERE application_name = 'trellara verify {run}' AND wait_event_type = 'Lock'"
+                 WHERE application_name = 'trellara-verify/{run}' AND wait_event_type = 'Lock'"
             );
             while world.target.ask(&kill).await == "0" {
                 tokio::task::yield_now().await;

@@ -2,18 +2,19 @@
 
 use std::time::Duration;
 
-use tokio_util::sync::CancellationToken;
-use trellara_verify::freeze::{FreezeError, FreezeOptions, Pair, freeze};
+use trellara_verify::freeze::Pair;
 use trellara_verify::report::{Mode, Report, Verdict};
 use trellara_verify::{CompareOptions, Comparison, VerifyError, VerifyErrorKind, compare};
 
-use crate::config::{Config, duration};
+use crate::config::duration;
 use crate::context::Context;
-use crate::daemon_reports::{self, first_halt};
+use crate::daemon::signals::Signals;
 use crate::exit::{Exit, Failure};
 use crate::telemetry::{self, LogFormat};
 use crate::verdict;
 use crate::verdict::progress::Bars;
+
+mod freezing;
 
 /// Compares every row of both databases at one and the same source position.
 ///
@@ -48,17 +49,14 @@ pub(crate) struct Args {
     timeout: Duration,
 }
 
-/// How long the temporary slot may wait for open transactions while the applier stands still.
-const SLOT_PATIENCE: Duration = Duration::from_secs(4);
-/// How often the daemons are asked whether they halted.
-const LOOK: Duration = Duration::from_secs(1);
-
 pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Failure> {
     telemetry::start_logs(context, false, LogFormat::Text);
     let config = context.config()?;
     let began = std::time::Instant::now();
     let run = format!("{:016x}", rand::random::<u64>());
-    let pair = frozen(&config, args, &run).await?;
+    let mut signals = Signals::new()?;
+    let freeze = freezing::options(&config, &run, args.timeout);
+    let pair = freezing::frozen(&config, &freeze, &mut signals, context.output).await?;
     let options = CompareOptions {
         values: args.values,
         max_diffs: args.max_diffs,
@@ -75,7 +73,7 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
             format!("the {side} ended the session that held its snapshot"),
             "did it restart? Run verify again",
         )),
-        _ = tokio::signal::ctrl_c() => Err(Failure::new(Exit::NotCompared, "interrupted", "")),
+        signal = signals.next() => Err(freezing::interrupted(signal)),
     };
     bars.end();
     let report = report(run, &pair, compared?, options.seed, began.elapsed());
@@ -88,59 +86,6 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
         .output
         .data(&verdict::of(&report, args.values), verdict::text);
     Ok(exit)
-}
-
-/// Both sides frozen; a daemon that halts in the meantime ends the wait at once (C54).
-async fn frozen(config: &Config, args: &Args, run: &str) -> Result<Pair, Failure> {
-    let options = FreezeOptions {
-        flow: config.flow.clone(),
-        source: config.source.connect.clone(),
-        target: config.target.connect.clone(),
-        run: run.to_owned(),
-        patience: args.timeout,
-        slot_patience: SLOT_PATIENCE,
-    };
-    let cancel = CancellationToken::new();
-    let mut freezing = std::pin::pin!(freeze(&options, &cancel));
-    // Beside it, because a daemon that does not answer must not hold up the lease.
-    let mut halting = std::pin::pin!(halt(config));
-    let mut halted = None;
-    let frozen = loop {
-        tokio::select! {
-            frozen = &mut freezing => break frozen,
-            _ = tokio::signal::ctrl_c() => cancel.cancel(),
-            halt = &mut halting, if halted.is_none() => {
-                halted = Some(halt);
-                cancel.cancel();
-            }
-        }
-    };
-    match (frozen, halted) {
-        (Ok(pair), _) => Ok(pair),
-        (Err(FreezeError::Cancelled), Some(halt)) => Err(Failure {
-            exit: Exit::NotCompared,
-            ..halt
-        }),
-        (Err(error), _) => {
-            let exit = match error {
-                FreezeError::Bug(_) => Exit::Bug,
-                _ => Exit::NotCompared,
-            };
-            Err(Failure::from_error(exit, &error).hint(error.hint()))
-        }
-    }
-}
-
-/// Resolves when a daemon says that it halted.
-async fn halt(config: &Config) -> Failure {
-    let mut look = tokio::time::interval(LOOK);
-    look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    loop {
-        look.tick().await;
-        if let Some(halt) = first_halt(&daemon_reports::reachable(config).await) {
-            return halt;
-        }
-    }
 }
 
 fn not_compared(error: VerifyError) -> Failure {

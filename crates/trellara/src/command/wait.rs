@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use tokio::time::Instant;
-use trellara_applier::{Checkpoint, ledger};
+use trellara_applier::{CHECKPOINT_NOW, Checkpoint, channel, ledger};
 use trellara_envelope::{Lane, Lsn, SourceHistory};
 use trellara_postgres::{Session, insert_position, quote};
 
@@ -120,8 +120,9 @@ async fn until(
     deadline: Instant,
 ) -> Result<Option<Checkpoint>, Failure> {
     let notify = format!(
-        "NOTIFY {}, 'checkpoint'",
-        quote::identifier(&format!("trellara_{}", config.flow))
+        "NOTIFY {}, {}",
+        quote::identifier(&channel(&config.flow)),
+        quote::literal(CHECKPOINT_NOW)
     );
     let mut remind = tokio::time::interval(REMIND);
     let mut poll = tokio::time::interval(POLL);

@@ -5,7 +5,7 @@
 
 mod endpoint;
 mod health;
-mod signals;
+pub(crate) mod signals;
 
 pub(crate) use signals::Signals;
 
