@@ -6,13 +6,16 @@ use std::time::{Duration, Instant};
 use futures_util::future::try_join_all;
 use futures_util::{FutureExt, StreamExt, stream, try_join};
 
+use crate::definitions;
 use crate::digest::Hash;
 use crate::error::{Failure, Side, VerifyError};
 use crate::frozen::Frozen;
 use crate::inventory::{self, Published, Relation};
 use crate::mapping;
 use crate::reader::{Reader, TextRow};
-use crate::report::{Beside, Coverage, Outcome, SequenceReport, TableName, TableReport};
+use crate::report::{
+    Beside, Coverage, DefinitionDifference, Outcome, SequenceReport, TableName, TableReport,
+};
 use crate::sequences;
 use crate::table::{Ground, Lane, Pool, Work};
 
@@ -64,6 +67,8 @@ pub struct Comparison {
     pub not_covered: Vec<String>,
     /// The sequences of these tables.
     pub sequences: Beside<Vec<SequenceReport>>,
+    /// In what their definitions differ.
+    pub definitions: Beside<Vec<DefinitionDifference>>,
 }
 
 /// How far it is.
@@ -146,6 +151,7 @@ async fn run(
     plan.check(&source_now, options).await?;
     let names: Vec<TableName> = plan.published.iter().map(|p| p.table.clone()).collect();
     let sequences = beside(sequences::look(&source_now, &target_now, &names).await)?;
+    let definitions = beside(definitions::look(&source_now, &target_now, &names).await)?;
     let ground = Ground {
         pool: Pool::new(lanes),
         source_now,
@@ -188,6 +194,7 @@ async fn run(
         tables,
         not_covered: plan.not_covered,
         sequences,
+        definitions,
     })
 }
 

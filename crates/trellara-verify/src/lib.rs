@@ -7,6 +7,7 @@
 //! [`freeze::freeze`] gives two frozen views, [`compare()`] compares them.
 
 mod compare;
+mod definitions;
 mod digest;
 mod drill;
 mod error;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use trellara_envelope::{Lsn, SystemId, Timeline};
 
+pub use crate::definitions::{DefinitionDifference, Part};
 pub use crate::sequences::{SequencePosition, SequenceReport, SequenceState};
 
 /// A table by name.
@@ -210,6 +211,8 @@ pub struct Report {
     pub not_covered: Vec<String>,
     /// The sequences that fill columns of published tables, in order of their names.
     pub sequences: Beside<Vec<SequenceReport>>,
+    /// In what the definitions of published tables differ, in order of the tables' names.
+    pub definitions: Beside<Vec<DefinitionDifference>>,
     /// How long it took.
     pub took: Duration,
 }

@@ -26,6 +26,7 @@ pub(crate) struct Document {
     tables: Vec<TableDocument>,
     not_covered: Vec<String>,
     sequences: beside::Looked<beside::SequenceDocument>,
+    definitions: beside::Looked<beside::DefinitionDocument>,
     seconds: f64,
 }
 
@@ -105,6 +106,7 @@ pub(crate) fn of(report: &Report, values: bool) -> Document {
             .collect(),
         not_covered: report.not_covered.clone(),
         sequences: beside::sequences(&report.sequences),
+        definitions: beside::definitions(&report.definitions),
         seconds: report.took.as_secs_f64(),
     }
 }
@@ -238,6 +240,7 @@ pub(crate) fn text(document: &Document) -> String {
     for table in &document.tables {
         lines.extend(explained(table));
     }
+    lines.extend(beside::definitions_lines(&document.definitions));
     lines.extend(beside::sequences_line(&document.sequences));
     lines.push(verdict_line(document));
     lines.join("\n")

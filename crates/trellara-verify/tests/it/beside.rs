@@ -1,6 +1,6 @@
 //! What is looked at beside the rows, and never changes what is said about them.
 
-use trellara_verify::report::{Outcome, SequenceReport, SequenceState};
+use trellara_verify::report::{DefinitionDifference, Outcome, SequenceReport, SequenceState};
 use trellara_verify::{Comparison, Side};
 
 use crate::support::{VERSIONS, World, role, try_compare};
@@ -100,4 +100,118 @@ async fn a_sequence_that_may_not_be_read_is_named_and_nothing_else_changes() {
         assert_eq!(sequences(&got), expected);
         assert_eq!(got.tables[0].outcome, Outcome::Equal);
     }
+}
+
+/// `table part name: source | target` of each difference.
+fn definitions(got: &Comparison) -> Vec<String> {
+    let found = got.definitions.as_ref().expect("looked at");
+    let shown = |one: &DefinitionDifference| {
+        let side = |side: &Option<String>| side.clone().unwrap_or_else(|| "-".into());
+        format!(
+            "{} {:?} {}: {} | {}",
+            one.table.name,
+            one.part,
+            one.name,
+            side(&one.source),
+            side(&one.target)
+        )
+    };
+    found.iter().map(shown).collect()
+}
+
+#[tokio::test]
+async fn what_differs_in_the_definitions_is_listed_and_alarms_nobody() {
+    for version in VERSIONS {
+        let world = World::new(version).await;
+        let other = r#"CREATE TABLE other (k int PRIMARY KEY); CREATE COLLATION low (locale = 'C');
+            CREATE TABLE same (k serial PRIMARY KEY, v text DEFAULT 'x' CHECK (v <> ''), UNIQUE (v));
+            CREATE INDEX ON same (lower(v)) WHERE k > 0;"#;
+        world.both(other).await;
+        world
+            .source
+            .run(
+                r#"CREATE TABLE t (k int PRIMARY KEY, n int NOT NULL DEFAULT 5, c text COLLATE low, i bigint GENERATED ALWAYS AS IDENTITY,
+                     g int GENERATED ALWAYS AS (k * 2) STORED, o int REFERENCES other, "Mine" text, CONSTRAINT "n USING btree (" CHECK (n > 0));
+                   CREATE INDEX "i USING btree (x" ON t (n) INCLUDE (c); CREATE UNIQUE INDEX u ON t (n); CREATE INDEX w ON t (o) WHERE o > 1;
+                   ALTER TABLE t REPLICA IDENTITY USING INDEX u;
+                   CREATE TABLE r (k int) PARTITION BY RANGE (k); CREATE INDEX ON r (k); CREATE TABLE lacking ()"#,
+            )
+            .await;
+        world
+            .target
+            .run(
+                r#"CREATE TABLE t (k bigint PRIMARY KEY, n int, c text, i bigint, g int, o int, theirs text, CONSTRAINT "n USING btree (" CHECK (n > 1));
+                   CREATE INDEX another_name ON t (n) INCLUDE (c); CREATE INDEX w ON t (o);
+                   CREATE TABLE r (k int) PARTITION BY HASH (k); CREATE INDEX another ON r (k)"#,
+            )
+            .await;
+        world
+            .source
+            .run("CREATE PUBLICATION p FOR TABLE other, same, t, r, lacking WITH (publish_via_partition_root)")
+            .await;
+        let got = world.compare().await;
+        let expected = [
+            "r PartitionKey : RANGE (k) | HASH (k)",
+            "t Column Mine: text | -",
+            "t Column c: text COLLATE public.low | text",
+            "t Column g: integer GENERATED ALWAYS AS ((k * 2)) STORED | integer",
+            "t Column i: bigint NOT NULL GENERATED ALWAYS AS IDENTITY | bigint",
+            "t Column k: integer NOT NULL | bigint NOT NULL",
+            "t Column n: integer NOT NULL DEFAULT 5 | integer",
+            "t Column theirs: - | text",
+            "t Constraint n USING btree (: CHECK ((n > 0)) | CHECK ((n > 1))",
+            "t Constraint t_o_fkey: FOREIGN KEY (o) REFERENCES public.other(k) | -",
+            "t Index u: UNIQUE USING btree (n) | -",
+            "t Index w: USING btree (o) WHERE (o > 1) | USING btree (o)",
+            "t ReplicaIdentity : INDEX (n) | DEFAULT",
+        ];
+        assert_eq!(definitions(&got), expected, "on {version}");
+        world
+            .source
+            .run("DROP TABLE t, r, lacking; INSERT INTO same VALUES (1)")
+            .await;
+        world.target.run("INSERT INTO same VALUES (1)").await;
+        let got = world.compare().await;
+        assert_eq!(definitions(&got), [""; 0]);
+        assert!(
+            got.tables.iter().all(|t| t.outcome == Outcome::Equal),
+            "{got:?}"
+        );
+        // Nor does a difference of definitions change what is said of the rows.
+        world.target.run("ALTER TABLE same ADD CHECK (k > 0)").await;
+        let got = world.compare().await;
+        assert_eq!(
+            definitions(&got),
+            ["same Constraint same_k_check: - | CHECK ((k > 0))"]
+        );
+        assert!(
+            got.tables.iter().all(|t| t.outcome == Outcome::Equal),
+            "{got:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_lock_on_a_catalogue_takes_nothing_from_the_rows_verdict() {
+    let world = World::new(15).await;
+    world.both("CREATE TABLE t (id serial PRIMARY KEY)").await;
+    world.publish_all().await;
+    let (source, _keep) = world.source.freeze(&world.source.connect).await;
+    let (target, _keep_too) = world.target.freeze(&world.target.connect).await;
+    // On 15 nothing reads them for a table without checks.
+    world
+        .target
+        .run("BEGIN; LOCK TABLE pg_constraint, pg_sequence")
+        .await;
+    let got = try_compare(&source, &target, |_| {})
+        .await
+        .expect("compare");
+    let told = |beside: Option<&String>| beside.is_some_and(|reason| reason.contains("lock"));
+    assert!(
+        told(got.definitions.as_ref().err()),
+        "{:?}",
+        got.definitions
+    );
+    assert!(told(got.sequences.as_ref().err()), "{:?}", got.sequences);
+    assert_eq!(got.tables[0].outcome, Outcome::Equal);
 }

@@ -110,6 +110,7 @@ fn report(run: String, pair: &Pair, compared: Comparison, seed: i64, took: Durat
         tables: compared.tables,
         not_covered: compared.not_covered,
         sequences: compared.sequences,
+        definitions: compared.definitions,
         took,
     }
 }

@@ -1,10 +1,14 @@
-//! What was looked at beside the rows: sequences. A verdict of its own, without an exit code.
+//! What was looked at beside the rows: sequences and definitions. Verdicts of their own, without an
+//! exit code.
 
 use serde::Serialize;
+use trellara_postgres::quote;
 use trellara_verify::Side;
-use trellara_verify::report::{Beside, SequencePosition, SequenceReport, SequenceState};
+use trellara_verify::report::{
+    Beside, DefinitionDifference, Part, SequencePosition, SequenceReport, SequenceState,
+};
 
-/// Names shown to people; `--output json` has them all.
+/// Names and lines shown to people; `--output json` has them all.
 const SHOWN: usize = 20;
 
 /// Either what was found, or why nothing could be looked at.
@@ -110,6 +114,84 @@ pub(crate) fn sequences_line(looked: &Looked<SequenceDocument>) -> Option<String
     })
 }
 
+#[derive(Serialize)]
+pub(crate) struct DefinitionDocument {
+    id: String,
+    table: String,
+    part: &'static str,
+    name: Option<String>,
+    kind: &'static str,
+    source: Option<String>,
+    target: Option<String>,
+}
+
+pub(crate) fn definitions(found: &Beside<Vec<DefinitionDifference>>) -> Looked<DefinitionDocument> {
+    Looked::of(found, |difference| {
+        let part = match difference.part {
+            Part::Column => "column",
+            Part::Constraint => "constraint",
+            Part::Index => "index",
+            Part::ReplicaIdentity => "replica identity",
+            Part::PartitionKey => "partition key",
+        };
+        let name = Some(difference.name.clone()).filter(|name| !name.is_empty());
+        let mut id = format!("{} {part}", difference.table);
+        if let Some(name) = &name {
+            id = format!("{id} {}", quote::identifier(name));
+        }
+        DefinitionDocument {
+            id,
+            table: difference.table.to_string(),
+            part,
+            name,
+            kind: match (&difference.source, &difference.target) {
+                (Some(_), None) => "only on the source",
+                (None, Some(_)) => "only on the target",
+                _ => "differs",
+            },
+            source: difference.source.clone(),
+            target: difference.target.clone(),
+        }
+    })
+}
+
+/// A line with their number, and one for each of the first.
+pub(crate) fn definitions_lines(looked: &Looked<DefinitionDocument>) -> Vec<String> {
+    let found = match looked {
+        Looked::Found(found) => found,
+        Looked::NotLookedAt { not_looked_at } => {
+            return vec![format!("definitions: not looked at: {not_looked_at}")];
+        }
+    };
+    let all = found.len();
+    if all == 0 {
+        return Vec::new();
+    }
+    let mut lines = vec![format!(
+        "definitions: {all} differ; see whether they are meant to"
+    )];
+    lines.extend(found.iter().take(SHOWN).map(definition_line));
+    if all > SHOWN {
+        let more = all - SHOWN;
+        lines.push(format!("  and {more} more; --output json has them all"));
+    }
+    lines
+}
+
+fn definition_line(one: &DefinitionDocument) -> String {
+    let id = &one.id;
+    match (&one.source, &one.target) {
+        (Some(source), Some(target)) => {
+            format!("  {id}: {source} on the source, {target} on the target")
+        }
+        (source, target) => {
+            let definition = source.as_ref().or(target.as_ref());
+            let definition = definition.map(String::as_str).unwrap_or_default();
+            format!("  {id} {}: {definition}", one.kind)
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use trellara_verify::report::TableName;
@@ -149,6 +231,42 @@ mod tests {
             "{line}"
         );
         assert!(line.contains("public.19 and 10 more;"), "{line}");
+    }
+
+    #[test]
+    fn definitions_are_counted_and_the_first_are_shown() {
+        let difference =
+            |name: &str, source: Option<&str>, target: Option<&str>| DefinitionDifference {
+                table: TableName {
+                    schema: "public".into(),
+                    name: "t".into(),
+                },
+                part: Part::Index,
+                name: name.into(),
+                source: source.map(str::to_owned),
+                target: target.map(str::to_owned),
+            };
+        let lines = |all: Vec<DefinitionDifference>| definitions_lines(&definitions(&Ok(all)));
+        assert!(lines(vec![]).is_empty());
+        let got = lines(vec![
+            difference("a\"b", Some("x"), Some("y")),
+            difference("c", None, Some("z")),
+        ]);
+        assert_eq!(
+            got,
+            [
+                "definitions: 2 differ; see whether they are meant to",
+                "  public.t index \"a\"\"b\": x on the source, y on the target",
+                "  public.t index \"c\" only on the target: z",
+            ]
+        );
+        let many = (0..30).map(|i| difference(&i.to_string(), Some("x"), None));
+        let got = lines(many.collect());
+        assert_eq!(got.len(), 22);
+        assert!(
+            got.last().is_some_and(|line| line.contains("10 more")),
+            "{got:?}"
+        );
     }
 
     #[test]
