@@ -121,8 +121,16 @@ pub async fn compare(
 fn over(failure: Failure) -> VerifyError {
     match failure {
         Failure::Run(error) => error,
+        // An SQL_ASCII database checks nothing on the way in, and refuses on the way out.
+        Failure::Refused { side, fault }
+            if matches!(fault.sqlstate.as_str(), "22021" | "22P05") =>
+        {
+            let reason = format!("the {side} has names that are not UTF-8: {fault}");
+            let hint = "rename them, or give the database an encoding: SQL_ASCII is none";
+            VerifyError::incomparable(reason, hint.into())
+        }
         Failure::Refused { side, fault } => VerifyError::server(side, &fault),
-        Failure::NotComparable { reason, .. } => VerifyError::bug(&reason),
+        Failure::NotComparable { reason, hint } => VerifyError::incomparable(reason, hint),
     }
 }
 

@@ -33,7 +33,8 @@ pub enum VerifyErrorKind {
     /// A server or the way to it failed in the middle; what had been compared counts for nothing,
     /// because the snapshot went with the session. Run it again.
     Server,
-    /// Something that the run was given does not exist (publication, snapshot). Mend it first.
+    /// Something that the run was given does not exist (publication, snapshot) or cannot be read
+    /// (names that are not UTF-8). Mend it first.
     Unusable,
     /// A mistake of ours.
     Bug,
@@ -80,6 +81,16 @@ impl VerifyError {
             side: Some(side),
             reason,
             hint: hint.into(),
+        }
+    }
+
+    /// What would make one table incomparable was met where there is no table yet.
+    pub(crate) fn incomparable(reason: String, hint: String) -> Self {
+        Self {
+            kind: VerifyErrorKind::Unusable,
+            side: None,
+            reason,
+            hint,
         }
     }
 

@@ -90,7 +90,7 @@ impl Reader {
                 "whoever exported it must keep its transaction open, in the same database; run it again",
             ),
             Failure::Run(error) => error,
-            Failure::NotComparable { reason, .. } => VerifyError::bug(&reason),
+            Failure::NotComparable { reason, hint } => VerifyError::incomparable(reason, hint),
         })?;
         reader.frozen = true;
         Ok(reader)

@@ -1,9 +1,12 @@
 //! What a run found, as values; how they are printed is the program's affair.
 
 use std::fmt;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use trellara_envelope::{Lsn, SystemId, Timeline};
+
+use crate::compare::{CompareOptions, Comparison};
+use crate::freeze::Pair;
 
 pub use crate::definitions::{DefinitionDifference, Part};
 pub use crate::sequences::{SequencePosition, SequenceReport, SequenceState};
@@ -171,6 +174,39 @@ impl TableReport {
     pub fn differing(&self) -> u64 {
         self.missing + self.extra + self.changed + self.duplicate
     }
+
+    /// How many of them the list stands for.
+    pub fn listed(&self) -> u64 {
+        self.differences.iter().map(Difference::rows).sum()
+    }
+
+    /// Whether its rows were compared, so that its counts say something.
+    pub fn is_compared(&self) -> bool {
+        match self.outcome {
+            Outcome::Equal | Outcome::Different => true,
+            Outcome::NotComparable { .. } => false,
+        }
+    }
+
+    /// Which part of it was compared, between 0 and 1.
+    pub fn covered(&self) -> f64 {
+        match self.coverage {
+            _ if !self.is_compared() => 0.0,
+            Coverage { compared, of } if compared < of => f64::from(compared) / f64::from(of),
+            Coverage { .. } => 1.0,
+        }
+    }
+}
+
+impl Difference {
+    /// How many of the table's differing rows it stands for.
+    pub fn rows(&self) -> u64 {
+        match self.kind {
+            Kind::Missing | Kind::Changed => self.source_count,
+            Kind::Extra => self.target_count,
+            Kind::Duplicate => self.source_count.abs_diff(self.target_count),
+        }
+    }
 }
 
 /// What was found beside the rows, which never changes what is said about them; or why it could not
@@ -195,6 +231,10 @@ pub struct Report {
     pub run: String,
     /// How the databases were looked at.
     pub mode: Mode,
+    /// What rows were digested by.
+    pub lane: DigestLane,
+    /// When it began, by this machine's clock.
+    pub started: SystemTime,
     /// Seed of the row digests, drawn for this run.
     pub seed: i64,
     /// The source position that both sides were compared at.
@@ -229,6 +269,41 @@ pub enum Verdict {
 }
 
 impl Report {
+    /// The report of two databases that were frozen at one position, begun at `started` and done
+    /// now.
+    pub fn exact(
+        pair: &Pair,
+        options: &CompareOptions,
+        compared: Comparison,
+        started: SystemTime,
+    ) -> Self {
+        Self {
+            run: options.run.clone(),
+            mode: Mode::Exact,
+            lane: DigestLane::default(),
+            started,
+            seed: options.seed,
+            consistent_point: pair.consistent_point,
+            source: pair.source_server.clone(),
+            target: pair.target_server.clone(),
+            held: pair.held,
+            tables: compared.tables,
+            not_covered: compared.not_covered,
+            sequences: compared.sequences,
+            definitions: compared.definitions,
+            took: started.elapsed().unwrap_or_default(),
+        }
+    }
+
+    /// Which part of what is published was compared, between 0 and 1: the mean of the tables'.
+    pub fn coverage(&self) -> f64 {
+        let covered: f64 = self.tables.iter().map(TableReport::covered).sum();
+        match self.tables.len() {
+            0 => 0.0,
+            tables => covered / tables as f64,
+        }
+    }
+
     /// The verdict. Nothing compared is not "equal".
     pub fn verdict(&self) -> Verdict {
         let is = |wanted: fn(&Outcome) -> bool| self.tables.iter().any(|t| wanted(&t.outcome));

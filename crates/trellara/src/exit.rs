@@ -127,6 +127,7 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, cause) in self.causes.iter().enumerate() {
+            let cause = indented(cause);
             match index {
                 0 => write!(f, "error: {cause}")?,
                 _ => write!(f, "\n  caused by: {cause}")?,
@@ -134,8 +135,18 @@ impl fmt::Display for Failure {
         }
         self.hints
             .iter()
-            .try_for_each(|hint| write!(f, "\nhint: {hint}"))
+            .try_for_each(|hint| write!(f, "\nhint: {}", indented(hint)))
     }
+}
+
+/// What a server says stands in causes and hints: no line of it may begin as a line of ours does.
+fn indented(text: &str) -> String {
+    let mut lines = text.split('\n');
+    let first = lines.next().unwrap_or_default().to_owned();
+    lines.fold(first, |text, line| match line.starts_with(' ') {
+        true => format!("{text}\n{line}"),
+        false => format!("{text}\n    {line}"),
+    })
 }
 
 impl From<Halt> for Failure {

@@ -23,6 +23,7 @@ mod setup;
 mod survey;
 mod telemetry;
 mod verdict;
+mod visible;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;

@@ -12,6 +12,8 @@ use std::io::{IsTerminal, Write};
 
 use serde::Serialize;
 
+use crate::visible;
+
 /// How data is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Format {
@@ -35,9 +37,9 @@ impl Output {
             Format::Json => {
                 let json = serde_json::to_string_pretty(value)
                     .unwrap_or_else(|error| format!("{{\"error\": \"{error}\"}}"));
-                write_line(&json);
+                write_line(&visible::json(&json));
             }
-            Format::Text => write_line(text(value).trim_end_matches('\n')),
+            Format::Text => write_line(&visible::lines(text(value).trim_end_matches('\n'))),
         }
     }
 
@@ -60,7 +62,7 @@ impl Output {
     /// Something a person at the terminal wants to know; silent with `--quiet`.
     pub(crate) fn note(&self, text: impl Display) {
         if !self.quiet {
-            let _ = writeln!(std::io::stderr(), "{text}");
+            alarm(text);
         }
     }
 }
@@ -74,11 +76,11 @@ pub(crate) struct List {
 impl List {
     pub(crate) fn item<T: Serialize>(&mut self, value: &T, text: impl FnOnce(&T) -> String) {
         match self.format {
-            Format::Text => write_line(&text(value)),
+            Format::Text => write_line(&visible::lines(&text(value))),
             Format::Json => {
                 let json = serde_json::to_string(value).unwrap_or_default();
                 write_part(if self.items == 0 { "\n  " } else { ",\n  " });
-                write_part(&json);
+                write_part(&visible::json(&json));
             }
         }
         self.items += 1;
@@ -97,7 +99,8 @@ fn write_part(text: &str) {
 
 /// An error or a question: never silent.
 pub(crate) fn alarm(text: impl Display) {
-    let _ = writeln!(std::io::stderr(), "{text}");
+    let text = text.to_string();
+    let _ = writeln!(std::io::stderr(), "{}", visible::lines(&text));
 }
 
 /// Asks at the terminal; without one the answer is no.
@@ -105,6 +108,7 @@ pub(crate) fn confirm(question: &str) -> bool {
     if !std::io::stdin().is_terminal() {
         return false;
     }
+    let question = visible::lines(question);
     let _ = write!(std::io::stderr(), "{question} [y/N] ");
     let mut answer = String::new();
     let read = std::io::stdin().read_line(&mut answer);

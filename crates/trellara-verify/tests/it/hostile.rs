@@ -333,3 +333,26 @@ async fn progress_is_told_and_the_future_can_be_spawned() {
     let equal = Outcome::Equal;
     assert!(matches!(told.last(), Some(Progress::Finished { outcome, .. }) if *outcome == equal));
 }
+
+/// Not a fault of ours, and not of one table: nothing can be said, and it says why.
+#[tokio::test]
+async fn names_that_are_not_utf8_end_the_run_without_a_verdict() {
+    for version in VERSIONS {
+        let ascii = "TEMPLATE template0 ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C'";
+        let world = World::of((version, ascii), (version, "")).await;
+        world
+            .source
+            .run("SET client_encoding = 'SQL_ASCII';
+                  DO $$BEGIN EXECUTE 'CREATE TABLE t' || convert_from('\\xff', 'SQL_ASCII') || '(k int PRIMARY KEY)'; END$$")
+            .await;
+        world.publish_all().await;
+        let (source, _keep) = world.source.freeze(&world.source.connect).await;
+        let (target, _keep_too) = world.target.freeze(&world.target.connect).await;
+        let error = try_compare(&source, &target, |_| {})
+            .await
+            .expect_err("a verdict");
+        assert_eq!(error.kind, VerifyErrorKind::Unusable, "{error:?}");
+        assert!(error.reason.contains("not UTF-8"), "{error:?}");
+        assert!(!error.hint.is_empty(), "{error:?}");
+    }
+}

@@ -10,6 +10,7 @@ use crate::exit::{Exit, Failure};
 use crate::inspect::{Record, Shown, Walk, find, read_transaction};
 use crate::output::List;
 use crate::telemetry::{self, LogFormat};
+use crate::visible;
 
 /// Lists transactions or frames of the stream, or one transaction with its record keys.
 ///
@@ -123,7 +124,9 @@ async fn one(
 fn text(record: &Record) -> String {
     let row = |label: &str, row: &Option<std::collections::BTreeMap<String, Shown>>| {
         let Some(row) = row else { return String::new() };
-        let column = |(name, value): (&String, &Shown)| format!("{name}={}", value_text(value));
+        let column = |(name, value): (&String, &Shown)| {
+            format!("{}={}", visible::quoted(name), value_text(value))
+        };
         format!(
             "  {label} {}",
             row.iter().map(column).collect::<Vec<_>>().join(" ")
@@ -132,7 +135,9 @@ fn text(record: &Record) -> String {
     let (old, new) = (row("old", &record.old), row("new", &record.new));
     format!(
         "{}  {} {}{old}{new}",
-        record.id, record.operation, record.table
+        record.id,
+        record.operation,
+        visible::inline(&record.table)
     )
 }
 

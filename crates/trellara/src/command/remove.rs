@@ -9,7 +9,7 @@ use crate::config::Config;
 use crate::context::Context;
 use crate::exit::{Exit, Failure};
 use crate::telemetry::{self, LogFormat};
-use crate::{broker, link, output, setup};
+use crate::{broker, link, output, setup, visible};
 
 /// Removes what the flow created: slot, publication, stream, its rows in the target.
 ///
@@ -155,7 +155,8 @@ fn outcome(id: &'static str, name: String, answer: Result<bool, Failure>) -> Rem
 fn text(removed: &[Removed]) -> String {
     let line = |part: &Removed| {
         let mark = if part.failed { "still there" } else { "" };
-        format!("{:<12} {:<40} {} {mark}", part.id, part.name, part.outcome)
+        let (name, outcome) = (visible::inline(&part.name), visible::inline(&part.outcome));
+        format!("{:<12} {name:<40} {outcome} {mark}", part.id)
     };
     removed
         .iter()

@@ -8,7 +8,7 @@ use crate::context::Context;
 use crate::exit::{Exit, Failure};
 use crate::setup::{self, Choices, Step};
 use crate::telemetry::{self, LogFormat};
-use crate::{broker, link, preflight};
+use crate::{broker, link, preflight, visible};
 
 /// Creates publication, stream, slot and the target's trellara schema; safe to repeat.
 ///
@@ -102,7 +102,7 @@ fn text(steps: &[Step], empty: &str) -> String {
     }
     steps
         .iter()
-        .map(|step| format!("{}: {}", step.id, step.what))
+        .map(|step| format!("{}: {}", step.id, visible::inline(&step.what)))
         .collect::<Vec<_>>()
         .join("\n")
 }

@@ -9,6 +9,7 @@ use crate::exit::{Exit, Failure};
 use crate::report::DaemonReport;
 use crate::survey::{self, Part, Survey};
 use crate::telemetry::{self, LogFormat};
+use crate::visible;
 
 /// Shows positions from the source's WAL head to the target, and what blocks.
 ///
@@ -90,7 +91,7 @@ fn text(survey: &Survey) -> String {
         ));
     }
     if let Part::Known(target) = &survey.target {
-        let holder = target.holder.as_deref().unwrap_or("nobody");
+        let holder = visible::inline(target.holder.as_deref().unwrap_or("nobody"));
         lines.push(format!(
             "  target   lane 0, epoch {}, held by {holder}",
             target.epoch
@@ -100,12 +101,17 @@ fn text(survey: &Survey) -> String {
         let ready = if daemon.ready { "ready" } else { "not ready" };
         lines.push(format!("  {:<8} {}, {ready}", daemon.role, daemon.state));
         let fence = daemon.details.get("fence");
-        lines.extend(fence.map(|fence| format!("  fence    {fence}")));
+        lines.extend(fence.map(|fence| format!("  fence    {}", visible::inline(fence))));
         lines.extend(cache_line(daemon));
     }
     if !survey.blocked_by.is_empty() {
         lines.push(String::new());
-        lines.extend(survey.blocked_by.iter().map(|block| format!("  ! {block}")));
+        lines.extend(
+            survey
+                .blocked_by
+                .iter()
+                .map(|block| format!("  ! {}", visible::inline(block))),
+        );
     }
     lines.join("\n")
 }

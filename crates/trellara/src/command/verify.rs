@@ -2,17 +2,16 @@
 
 use std::time::Duration;
 
-use trellara_verify::freeze::Pair;
-use trellara_verify::report::{Mode, Report, Verdict};
-use trellara_verify::{CompareOptions, Comparison, VerifyError, VerifyErrorKind, compare};
+use trellara_verify::report::{Report, Verdict};
+use trellara_verify::{CompareOptions, VerifyError, VerifyErrorKind, compare};
 
 use crate::config::duration;
 use crate::context::Context;
 use crate::daemon::signals::Signals;
 use crate::exit::{Exit, Failure};
 use crate::telemetry::{self, LogFormat};
-use crate::verdict;
 use crate::verdict::progress::Bars;
+use crate::verdict::{self, Circumstances};
 
 mod freezing;
 
@@ -52,7 +51,7 @@ pub(crate) struct Args {
 pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Failure> {
     telemetry::start_logs(context, false, LogFormat::Text);
     let config = context.config()?;
-    let began = std::time::Instant::now();
+    let started = std::time::SystemTime::now();
     let run = format!("{:016x}", rand::random::<u64>());
     let mut signals = Signals::new()?;
     let freeze = freezing::options(&config, &run, args.timeout);
@@ -76,15 +75,16 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
         signal = signals.next() => Err(freezing::interrupted(signal)),
     };
     bars.end();
-    let report = report(run, &pair, compared?, options.seed, began.elapsed());
+    let report = Report::exact(&pair, &options, compared?, started);
     let exit = match report.verdict() {
         Verdict::Equal => Exit::Done,
         Verdict::Different => Exit::Different,
         Verdict::CouldNotCompare => Exit::NotCompared,
     };
+    let circumstances = Circumstances::here(config.flow.as_str(), args.values);
     context
         .output
-        .data(&verdict::of(&report, args.values), verdict::text);
+        .data(&verdict::of(&report, &circumstances), verdict::text);
     Ok(exit)
 }
 
@@ -96,21 +96,4 @@ fn not_compared(error: VerifyError) -> Failure {
         VerifyErrorKind::Bug => Exit::Bug,
     };
     Failure::new(exit, error.reason, error.hint)
-}
-
-fn report(run: String, pair: &Pair, compared: Comparison, seed: i64, took: Duration) -> Report {
-    Report {
-        run,
-        mode: Mode::Exact,
-        seed,
-        consistent_point: pair.consistent_point,
-        source: pair.source_server.clone(),
-        target: pair.target_server.clone(),
-        held: pair.held,
-        tables: compared.tables,
-        not_covered: compared.not_covered,
-        sequences: compared.sequences,
-        definitions: compared.definitions,
-        took,
-    }
 }

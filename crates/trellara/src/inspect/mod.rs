@@ -2,7 +2,7 @@
 
 mod frames;
 mod records;
-mod time;
+pub(crate) mod time;
 
 pub(crate) use frames::{Walk, find};
 pub(crate) use records::{Record, Shown, read_transaction};

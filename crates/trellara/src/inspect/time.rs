@@ -1,9 +1,19 @@
 //! Commit times as text.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use trellara_envelope::CommitTime;
 
+/// `2026-11-30T08:05:00Z`, by this machine's clock.
+pub(crate) fn moment(time: SystemTime) -> String {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let seconds = i64::try_from(since.as_secs()).unwrap_or(0);
+    let whole = text(CommitTime(seconds * 1_000_000 - CommitTime::UNIX_OFFSET_US));
+    whole.replace(".000000Z", "Z")
+}
+
 /// `2026-11-30T08:05:00.000001Z`.
-pub(super) fn text(time: CommitTime) -> String {
+pub(crate) fn text(time: CommitTime) -> String {
     let microseconds = time.unix_us();
     let seconds = microseconds.div_euclid(1_000_000);
     let (year, month, day) = civil(seconds.div_euclid(86_400));

@@ -17,6 +17,7 @@ use crate::exit::{Exit, Failure};
 use crate::link;
 use crate::output::Output;
 use crate::setup::{self, Choices};
+use crate::visible;
 
 /// How bad.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -263,10 +264,13 @@ pub(crate) fn text(finding: &Finding) -> String {
     };
     let cure = match finding.cure.as_str() {
         "" => String::new(),
-        cure => format!("\n    hint: {cure}"),
+        cure => format!("\n    hint: {}", visible::inline(cure)),
     };
+    // Names of tables, columns and roles stand in all three.
     format!(
         "{severity} {} ({}): {}{cure}",
-        finding.id, finding.about, finding.reason
+        finding.id,
+        visible::inline(&finding.about),
+        visible::inline(&finding.reason)
     )
 }

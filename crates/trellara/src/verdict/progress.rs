@@ -8,6 +8,7 @@ use trellara_verify::Progress;
 use trellara_verify::report::{Outcome, TableName};
 
 use crate::output::Output;
+use crate::visible;
 
 pub(crate) struct Bars {
     all: MultiProgress,
@@ -35,7 +36,7 @@ impl Bars {
                 for (table, rows) in planned {
                     let bar = self.all.add(ProgressBar::new(rows));
                     bar.set_style(style());
-                    bar.set_prefix(table.to_string());
+                    bar.set_prefix(visible::table(&table.schema, &table.name));
                     tables.insert(table, bar);
                 }
             }
