@@ -237,12 +237,16 @@ impl Catalogue {
         let lane = lane.ok_or_else(|| VerifyError::bug("no lane was made"))?;
         let published = inventory::published(&lane.source, &options.publication).await?;
         let mut names: Vec<TableName> = published.iter().map(|p| p.table.clone()).collect();
-        let mut gone = inventory::implied(&lane.source, &options.publication).await?;
+        let implied = inventory::implied(&lane.source, &options.publication).await?;
+        let mut gone = implied.clone();
         gone.retain(|table| !names.contains(table));
-        let source = inventory::relations(&lane.source, &names).await?;
+        let mut source = inventory::relations(&lane.source, &names).await?;
+        // What joined since then was there, and not published.
+        source.retain(|table, _| implied.contains(table));
         let target = inventory::relations(&lane.target, &names).await?;
         names.extend(gone.iter().cloned());
-        let not_covered = inventory::not_covered(&lane.source, &names).await?;
+        let not_covered =
+            inventory::not_covered(&lane.source, &options.publication, &names).await?;
         Ok(Self {
             published,
             gone,

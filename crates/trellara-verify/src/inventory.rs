@@ -50,6 +50,30 @@ pub(crate) struct Column {
     pub(crate) not_null: bool,
     /// Whether its text is ordered by bytes.
     pub(crate) bytewise: bool,
+    /// What a domain is a domain over, through all domains between.
+    pub(crate) under: Option<Under>,
+    /// Name and version of the extension that the type (or an array's elements') comes from.
+    pub(crate) extension: Option<String>,
+}
+
+/// The type under a domain; fields as a [`Column`]'s.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Under {
+    pub(crate) declared: String,
+    pub(crate) base: String,
+    pub(crate) builtin: bool,
+}
+
+impl Column {
+    /// The column as one of the type under its domain.
+    pub(crate) fn bare(&self) -> Self {
+        let mut bare = self.clone();
+        if let Some(under) = bare.under.take() {
+            (bare.declared, bare.base) = (under.declared, under.base);
+            bare.builtin = under.builtin;
+        }
+        bare
+    }
 }
 
 /// A b-tree over whole columns and every row.
@@ -210,6 +234,15 @@ pub(crate) async fn relations(
             builtin: row.flag()?,
             not_null: row.flag()?,
             bytewise: row.flag()?,
+            extension: row.optional(),
+            under: match row.optional() {
+                Some(declared) => Some(Under {
+                    declared,
+                    base: row.text()?,
+                    builtin: row.flag()?,
+                }),
+                None => None,
+            },
         };
         if let Some(relation) = found.get_mut(&ordinal) {
             relation.columns.push(column);
@@ -265,12 +298,23 @@ fn columns_sql(wanted: &str) -> String {
              WHEN 'b' THEN true \
              WHEN 'd' THEN d.datlocprovider = 'b' \
                OR d.datlocprovider = 'c' AND d.datcollate IN ('C', 'POSIX') \
-             ELSE false END, false) \
+             ELSE false END, false), \
+           (SELECT x.extname || ' ' || x.extversion FROM pg_depend e \
+             JOIN pg_extension x ON x.oid = e.refobjid WHERE e.classid = 'pg_type'::regclass \
+               AND e.objid IN (t.oid, t.typelem, u.type) AND e.deptype = 'e' \
+               AND e.refclassid = 'pg_extension'::regclass LIMIT 1), \
+           format_type(u.type, u.modifier), ut.typname, un.nspname = 'pg_catalog' \
          FROM (VALUES {wanted}) w(i, s, n) JOIN pg_namespace n ON n.nspname = w.s \
          JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = w.n \
          JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped \
          JOIN pg_type t ON t.oid = a.atttypid JOIN pg_namespace tn ON tn.oid = t.typnamespace \
          LEFT JOIN pg_collation o ON o.oid = a.attcollation \
+         LEFT JOIN LATERAL (WITH RECURSIVE d(type, modifier, depth) AS ( \
+             SELECT t.typbasetype, t.typtypmod, 1 WHERE t.typtype = 'd' UNION ALL \
+             SELECT y.typbasetype, y.typtypmod, d.depth + 1 FROM d \
+               JOIN pg_type y ON y.oid = d.type AND y.typtype = 'd') \
+           SELECT type, modifier FROM d ORDER BY depth DESC LIMIT 1) u ON true \
+         LEFT JOIN pg_type ut ON ut.oid = u.type LEFT JOIN pg_namespace un ON un.oid = ut.typnamespace \
          JOIN pg_database d ON d.datname = current_database() \
          ORDER BY w.i, a.attnum"
     )
@@ -297,6 +341,7 @@ fn indexes_sql(wanted: &str) -> String {
 /// What stands outside of every comparison: tables that are not published, and what cannot be.
 pub(crate) async fn not_covered(
     source: &Reader,
+    publication: &str,
     tables: &[TableName],
 ) -> Result<Vec<String>, Failure> {
     const NAMED_MAX: usize = 100;
@@ -321,7 +366,7 @@ pub(crate) async fn not_covered(
            AND NOT EXISTS (SELECT FROM pg_partition_tree(c.oid) t JOIN published p ON p.oid = t.relid) \
          ORDER BY 1"
     );
-    let mut all = Vec::new();
+    let mut all = unpublished_operations(source, publication).await?;
     let mut objects = source
         .rows("SELECT 1 FROM pg_largeobject_metadata LIMIT 1")
         .await?;
@@ -335,6 +380,22 @@ pub(crate) async fn not_covered(
         all.push(format!("{more} more tables that are not published"));
     }
     Ok(all)
+}
+
+/// What the publication leaves out of every table: rows may differ by it and nothing be broken.
+async fn unpublished_operations(
+    source: &Reader,
+    publication: &str,
+) -> Result<Vec<String>, Failure> {
+    let sql = format!(
+        "SELECT what || ' (the publication leaves them out)' FROM pg_publication p \
+         CROSS JOIN LATERAL (VALUES (1, 'inserts', p.pubinsert), (2, 'updates', p.pubupdate), \
+           (3, 'deletes', p.pubdelete), (4, 'truncates', p.pubtruncate)) o(i, what, is_published) \
+         WHERE p.pubname = {} AND NOT o.is_published ORDER BY o.i",
+        quote::literal(publication)
+    );
+    let rows = source.rows(&sql).await?;
+    Ok(rows.into_iter().flatten().flatten().collect())
 }
 
 /// Takes a row apart from left to right.

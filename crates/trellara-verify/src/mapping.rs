@@ -158,6 +158,9 @@ const NAMES_OF_NOW: [&str; 11] = [
     "regtype",
 ];
 
+/// Types whose values are numbers that each cluster gives away for itself.
+const NUMBERS_OF_A_CLUSTER: [&str; 5] = ["oid", "xid", "cid", "tid", "xid8"];
+
 /// The name of the type, or of an array's elements.
 fn element(column: &Column) -> &str {
     let base = column.base.as_str();
@@ -178,14 +181,17 @@ fn form(source: &Column, target: &Column) -> Form {
         target: name.clone(),
         note,
     };
-    let of_now = source.builtin && NAMES_OF_NOW.contains(&element(source));
-    if source.declared == target.declared {
-        let note = format!(
-            "{}: the names that {} prints are those of now, not of the position compared",
-            source.name, source.declared
-        );
-        return plain(of_now.then_some(note));
+    let (bare, other) = (source.bare(), target.bare());
+    if source.declared == target.declared && bare.declared == other.declared {
+        return plain(note_of_same(&bare, source, target));
     }
+    let types = format!("{} on the source, {}", source.declared, target.declared);
+    if bare.declared == other.declared {
+        let note = format!("{}: {types} on the target; compared as text", source.name);
+        return plain(Some(note));
+    }
+    // A domain pads, rounds and cuts as what it is over.
+    let (source, target) = (&bare, &other);
     let types = format!("{} on the source, {}", source.declared, target.declared);
     let family = |names: &[&str]| {
         let has = |column: &Column| column.builtin && names.contains(&column.base.as_str());
@@ -294,6 +300,31 @@ fn parts(columns: impl Iterator<Item = (String, Option<Apart>)>) -> Parts {
     parts
 }
 
+/// What is to be known of a column of one type on both sides, if anything is.
+fn note_of_same(bare: &Column, source: &Column, target: &Column) -> Option<String> {
+    let (name, declared) = (&source.name, &source.declared);
+    if bare.builtin && NAMES_OF_NOW.contains(&element(bare)) {
+        return Some(format!(
+            "{name}: the names that {declared} prints are those of now, not of the position compared"
+        ));
+    }
+    if bare.builtin && NUMBERS_OF_A_CLUSTER.contains(&element(bare)) {
+        return Some(format!(
+            "{name}: values of {declared} are numbers of the source's cluster; on the target they \
+             may stand for nothing"
+        ));
+    }
+    let version = |column: &Column| column.extension.clone().unwrap_or_else(|| "none".into());
+    (source.extension != target.extension).then(|| {
+        format!(
+            "{name}: extension {} on the source, {} on the target; equal values may be printed \
+             differently",
+            version(source),
+            version(target)
+        )
+    })
+}
+
 /// The form that identifies: values that are one key to the index are one key to us, however they
 /// are printed; the row's digest still tells them apart.
 fn key_form(value: &str, base: &str) -> String {
@@ -337,6 +368,8 @@ mod tests {
             builtin,
             not_null: true,
             bytewise: true,
+            under: None,
+            extension: None,
         }
     }
 

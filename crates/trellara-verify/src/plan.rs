@@ -76,6 +76,8 @@ mod tests {
             builtin: true,
             not_null: true,
             bytewise: true,
+            under: None,
+            extension: None,
         }
     }
 

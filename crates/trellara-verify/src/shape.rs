@@ -20,6 +20,8 @@ pub(crate) struct Shape {
     columns: BTreeSet<String>,
     /// Of the columns' enum types, also those inside of other types.
     labels: BTreeSet<String>,
+    /// Of the columns' composite types, also those inside of other types.
+    attributes: BTreeSet<String>,
     /// Oid and file of the table and of each partition.
     files: BTreeSet<(String, String)>,
 }
@@ -50,7 +52,10 @@ impl Shape {
                FROM root r JOIN pg_attribute a ON a.attrelid = r.oid \
                WHERE a.attnum > 0 AND NOT a.attisdropped \
              UNION ALL SELECT 'label', concat_ws(' ', e.oid, e.xmin, e.enumlabel), '' \
-               FROM pg_enum e JOIN types t ON t.oid = e.enumtypid",
+               FROM pg_enum e JOIN types t ON t.oid = e.enumtypid \
+             UNION ALL SELECT 'attribute', concat_ws(' ', a.attrelid, a.attnum, a.atttypid, a.atttypmod), '' \
+               FROM types t JOIN pg_type y ON y.oid = t.oid AND y.typrelid <> 0 \
+               JOIN pg_attribute a ON a.attrelid = y.typrelid AND a.attnum > 0 AND NOT a.attisdropped",
             values(std::slice::from_ref(table))
         );
         let mut shape = Shape::default();
@@ -61,6 +66,7 @@ impl Shape {
                 ("root", oid, _) => shape.root = Some(oid),
                 ("file", oid, file) => _ = shape.files.insert((oid, file)),
                 ("label", label, _) => _ = shape.labels.insert(label),
+                ("attribute", attribute, _) => _ = shape.attributes.insert(attribute),
                 (_, column, _) => _ = shape.columns.insert(column),
             }
         }
@@ -89,6 +95,10 @@ impl Shape {
         }
         if !self.labels.is_subset(&now.labels) {
             return changed("given other labels of an enum");
+        }
+        // Unlike a column, a new one is printed for old values too.
+        if self.attributes != now.attributes {
+            return changed("given other attributes of a composite type");
         }
         if !self.files.is_subset(&now.files) {
             return changed("truncated or rewritten, or lost a partition,");

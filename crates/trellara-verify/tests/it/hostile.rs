@@ -110,6 +110,45 @@ async fn another_collation_makes_buckets() {
     }
 }
 
+/// The version of a collation's rules is the library's, and differs between machines of one name.
+#[tokio::test]
+async fn only_bytes_are_an_order_that_both_sides_share() {
+    for version in VERSIONS {
+        let world = World::new(version).await;
+        let make = "CREATE COLLATION loose (provider = icu, locale = 'und-u-ks-level2', deterministic = false)";
+        // Not every build has ICU.
+        let icu = "SELECT to_regcollation('\"en-x-icu\"') IS NOT NULL";
+        if world.target.ask(icu).await == "t" {
+            world.both(make).await;
+        }
+        for (collation, ranges) in [
+            ("\"C\"", true),
+            ("\"POSIX\"", true),
+            ("\"C.utf8\"", false),
+            ("\"en-x-icu\"", false),
+            ("loose", false),
+        ] {
+            // Not every machine has every locale.
+            let known = format!("SELECT to_regcollation('{collation}') IS NOT NULL");
+            if world.target.ask(&known).await == "f" {
+                continue;
+            }
+            world
+                .both(&format!(
+                    "DROP TABLE IF EXISTS t; CREATE TABLE t (k text COLLATE {collation} PRIMARY KEY);
+                     INSERT INTO t SELECT chr(97 + i) FROM generate_series(1, 20) i"
+                ))
+                .await;
+            world.source.run("DROP PUBLICATION IF EXISTS p").await;
+            world.publish_all().await;
+            let report = world.report_with(|o| o.range_rows = 5).await;
+            assert_eq!(found(&report), [""; 0]);
+            let ranged = matches!(report.method, Some(Method::Range(_)));
+            assert_eq!(ranged, ranges, "{collation} on {version}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn another_encoding_is_compared_as_utf8() {
     for version in VERSIONS {

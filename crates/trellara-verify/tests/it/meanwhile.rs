@@ -265,3 +265,69 @@ async fn an_enum_whose_labels_were_renamed_is_not_comparable() {
         }
     }
 }
+
+#[tokio::test]
+async fn a_table_that_joins_the_publication_meanwhile_was_not_published() {
+    for version in VERSIONS {
+        for (publish, change, joined) in [
+            ("FOR ALL TABLES", "ALTER TABLE s.u SET LOGGED", "u"),
+            (
+                "FOR TABLE s.p",
+                "ALTER TABLE s.p ATTACH PARTITION s.t FOR VALUES FROM (0) TO (10)",
+                "t",
+            ),
+            (
+                "FOR TABLES IN SCHEMA x",
+                "ALTER TABLE s.t SET SCHEMA x",
+                "t",
+            ),
+        ] {
+            let world = World::new(version).await;
+            world
+                .both(
+                    "CREATE SCHEMA s; CREATE SCHEMA x; CREATE TABLE s.t (k int PRIMARY KEY); CREATE UNLOGGED TABLE s.u (k int PRIMARY KEY);
+                     CREATE TABLE s.p (k int PRIMARY KEY) PARTITION BY RANGE (k); CREATE TABLE x.t (k int PRIMARY KEY);
+                     CREATE TABLE x.other (k int PRIMARY KEY)",
+                )
+                .await;
+            let row = format!("DROP TABLE x.t; INSERT INTO s.{joined} VALUES (1)");
+            world.source.run(&row).await;
+            let create = format!("CREATE PUBLICATION p {publish}");
+            world.source.run(&create).await;
+            // Nothing of it came to the target: it was not published.
+            let got = after(&world, change).await;
+            let (why, hint) = refusal(of(&got, joined));
+            assert!(why.contains("behind the position"), "{change}: {why}");
+            assert!(hint.contains("again"), "{hint}");
+            assert!(got.tables.iter().all(|t| t.differing() == 0), "{got:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_composite_type_with_other_attributes_is_not_comparable() {
+    for version in VERSIONS {
+        for (column, value) in [
+            ("pair", "'(1,a)'"),
+            ("pair[]", "'{\"(1,a)\"}'"),
+            ("inner_pair", "'(1,a)'"),
+        ] {
+            let world = World::new(version).await;
+            world
+                .both(&format!(
+                    "CREATE TYPE pair AS (a int, b text); CREATE DOMAIN inner_pair AS pair;
+                     CREATE TABLE t (k int PRIMARY KEY, p {column}); INSERT INTO t VALUES (1, {value})"
+                ))
+                .await;
+            world.publish_all().await;
+            let rename = "ALTER TYPE pair RENAME ATTRIBUTE a TO aa";
+            assert_eq!(found(&meanwhile(&world, rename, rename).await), [""; 0]);
+            for change in ["ADD ATTRIBUTE c int", "DROP ATTRIBUTE b"] {
+                let report =
+                    meanwhile(&world, &format!("ALTER TYPE pair {change}"), "SELECT").await;
+                let (why, _) = refusal(&report);
+                assert!(why.contains("attributes"), "{column} {change}: {why}");
+            }
+        }
+    }
+}

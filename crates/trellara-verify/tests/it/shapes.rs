@@ -403,3 +403,99 @@ async fn names_that_are_printed_as_of_now_are_noted() {
     let noted = report.mapped.iter().filter(|note| note.contains("now"));
     assert_eq!(noted.count(), 2, "{:?}", report.mapped);
 }
+
+#[tokio::test]
+async fn operations_that_the_publication_leaves_out_are_named() {
+    for version in VERSIONS {
+        let world = World::new(version).await;
+        world.both("CREATE TABLE t (k int PRIMARY KEY)").await;
+        world
+            .source
+            .run("CREATE PUBLICATION p FOR TABLE t WITH (publish = 'insert, update')")
+            .await;
+        let got = world.compare().await;
+        let left_out = |what: &str| format!("{what} (the publication leaves them out)");
+        assert_eq!(
+            got.not_covered,
+            [left_out("deletes"), left_out("truncates")]
+        );
+    }
+}
+
+#[tokio::test]
+async fn domains_are_compared_as_what_they_are_over() {
+    for version in VERSIONS {
+        for (source, target, equal, other) in [
+            ("char(3)", "char(5)", "'ab'", "'abc'"),
+            ("numeric", "numeric(10,2)", "1.5", "1.51"),
+            ("varchar(9)", "char(5)", "'ab'", "'abc'"),
+        ] {
+            let world = World::new(version).await;
+            let make = |of| format!("CREATE DOMAIN d AS {of}; CREATE DOMAIN dd AS d");
+            world.source.run(&make(source)).await;
+            world.target.run(&make(target)).await;
+            for (here, there) in [("d", "d"), ("dd", "dd"), ("d", target), (source, "dd")] {
+                let table = |of| {
+                    format!("DROP TABLE IF EXISTS t; CREATE TABLE t (k int PRIMARY KEY, v {of})")
+                };
+                world.source.run(&table(here)).await;
+                world.target.run(&table(there)).await;
+                let rows = format!("INSERT INTO t VALUES (1, {equal}), (2, {equal}), (3, NULL)");
+                world.both(&rows).await;
+                world.source.run("DROP PUBLICATION IF EXISTS p").await;
+                world.publish_all().await;
+                let report = world.report().await;
+                assert_eq!(found(&report), [""; 0], "{here} {there}, {source} {target}");
+                assert_eq!(report.mapped.len(), 1, "{:?}", report.mapped);
+                let change = format!("UPDATE t SET v = {other} WHERE k = 2");
+                world.target.run(&change).await;
+                assert_eq!(found(&world.report().await), ["k=2 changed(v)"]);
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn numbers_of_a_cluster_are_noted() {
+    let world = World::new(18).await;
+    world
+        .both("CREATE TABLE t (k int PRIMARY KEY, o oid, x xid[], i int); INSERT INTO t VALUES (1, 1, '{2}', 3)")
+        .await;
+    world.publish_all().await;
+    let report = world.report().await;
+    assert_eq!(found(&report), [""; 0]);
+    let noted = report.mapped.iter().filter(|note| note.contains("cluster"));
+    assert_eq!(noted.count(), 2, "{:?}", report.mapped);
+}
+
+#[tokio::test]
+async fn another_version_of_a_type_s_extension_is_noted() {
+    for version in VERSIONS {
+        let world = World::new(version).await;
+        world.source.run("CREATE EXTENSION hstore").await;
+        world
+            .target
+            .run("CREATE EXTENSION hstore VERSION '1.4'")
+            .await;
+        world
+            .both("CREATE DOMAIN d AS hstore; CREATE TABLE t (k int PRIMARY KEY, h hstore, a hstore[], d d); INSERT INTO t VALUES (1, 'a=>1', '{b=>2}', 'c=>3')")
+            .await;
+        world.publish_all().await;
+        let report = world.report().await;
+        assert_eq!(found(&report), [""; 0]);
+        let noted = |note: &&String| note.contains("hstore 1.8 on the source, hstore 1.4 on");
+        assert_eq!(
+            report.mapped.iter().filter(noted).count(),
+            3,
+            "{:?}",
+            report.mapped
+        );
+        world
+            .target
+            .run("ALTER EXTENSION hstore UPDATE; UPDATE t SET h = 'a=>2'")
+            .await;
+        let report = world.report().await;
+        assert_eq!(found(&report), ["k=1 changed(h)"]);
+        assert_eq!(report.mapped, [""; 0]);
+    }
+}
