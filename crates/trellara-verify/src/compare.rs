@@ -14,7 +14,8 @@ use crate::inventory::{self, Published, Relation};
 use crate::mapping;
 use crate::reader::{Reader, TextRow};
 use crate::report::{
-    Beside, Coverage, DefinitionDifference, Outcome, SequenceReport, TableName, TableReport,
+    Beside, Coverage, DefinitionDifference, DigestLane, Outcome, SequenceReport, TableName,
+    TableReport,
 };
 use crate::sequences;
 use crate::table::{Ground, Lane, Pool, Work};
@@ -38,6 +39,8 @@ pub struct CompareOptions {
     pub statement_timeout: Option<Duration>,
     /// Rows of a range.
     pub range_rows: u64,
+    /// What rows are digested by.
+    pub lane: DigestLane,
 }
 
 impl CompareOptions {
@@ -54,6 +57,7 @@ impl CompareOptions {
             statement_timeout: None,
             // A fraction of a second of work; an interrupted one costs no more.
             range_rows: 100_000,
+            lane: DigestLane::default(),
         }
     }
 }
@@ -167,6 +171,10 @@ async fn run(
         hash: Hash {
             seed: options.seed,
             as_utf8: !same_encoding,
+            proof: match options.lane {
+                DigestLane::Row64 => None,
+                DigestLane::Blake3 => Some(rand::random()),
+            },
         },
         options,
         progress,

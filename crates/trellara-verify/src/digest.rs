@@ -7,6 +7,8 @@
 
 use trellara_postgres::quote;
 
+use crate::apart::Parts;
+
 /// Sub-buckets of a differing range.
 pub(crate) const SUB_BUCKETS: u32 = 1024;
 /// Buckets take the hash's low bits, sub-buckets those above the most that buckets can take.
@@ -25,6 +27,9 @@ pub(crate) struct Hash {
     pub(crate) seed: i64,
     /// The databases have different encodings, so the bytes of UTF-8 are hashed instead of theirs.
     pub(crate) as_utf8: bool,
+    /// The key of the rows' digests when they are made here, of their text; the servers' hashes
+    /// divide and name rows all the same.
+    pub(crate) proof: Option<[u8; 32]>,
 }
 
 impl Hash {
@@ -63,15 +68,6 @@ impl Hash {
     }
 }
 
-/// The columns of a row, or of its key, in the forms they are hashed in.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Parts {
-    /// Those that are hashed by themselves: their types' hashes lose nothing.
-    pub(crate) apart: Vec<String>,
-    /// Those that are hashed as the text of one row.
-    pub(crate) as_text: Vec<String>,
-}
-
 /// The texts of a border's key columns.
 pub(crate) type Border = Vec<String>;
 
@@ -87,6 +83,17 @@ pub(crate) enum Piece {
     },
     /// These of so many buckets.
     Buckets { numbers: Vec<u32>, of: u32 },
+}
+
+/// What the rows of a copy are counted by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Number {
+    /// All together.
+    None,
+    /// Their bucket of so many.
+    Bucket(u32),
+    /// Their sub-bucket.
+    SubBucket,
 }
 
 /// One side of a table, as SQL.
@@ -200,6 +207,26 @@ impl SideTable {
         )
     }
 
+    /// A copy of `(number, text)` of the rows of a piece, for digests that are made here.
+    pub(crate) fn texts(&self, piece: Option<&Piece>, number: Number, hash: Hash) -> String {
+        let number = match number {
+            Number::None => "0".to_owned(),
+            Number::Bucket(of) => format!("{} & {}", self.place(hash), of - 1),
+            Number::SubBucket => self.sub_bucket(hash),
+        };
+        format!(
+            "COPY (SELECT ({number})::integer, {} FROM {}{}) TO STDOUT (FORMAT binary)",
+            self.text(),
+            self.from,
+            self.filtered(piece, None, hash)
+        )
+    }
+
+    /// All of a row as text.
+    fn text(&self) -> String {
+        format!("ROW({})::text COLLATE \"C\"", self.values.join(", "))
+    }
+
     /// `(bucket, count, sum)` of every bucket that has rows.
     pub(crate) fn buckets(&self, of: u32, hash: Hash) -> String {
         let (row, mask) = (self.row_hash(hash), of - 1);
@@ -234,20 +261,29 @@ impl SideTable {
     }
 
     /// `(place, row digest, how many, key…)` in order of the place: one line a row where there is
-    /// a key, one a distinct row where there is none.
+    /// a key, one a distinct row where there is none. Instead of the digest there is the row's
+    /// text when it is made here.
     pub(crate) fn merge(&self, piece: &Piece, subs: Option<&[u32]>, hash: Hash) -> String {
         let subs = subs.map(|subs| {
             let array = array(subs, "bigint");
             format!("({}) = ANY ({array})", self.sub_bucket(hash))
         });
         let filtered = self.filtered(Some(piece), subs, hash);
-        let (row, from) = (self.row_hash(hash), &self.from);
+        let (place, from) = (self.place(hash), &self.from);
         if self.keys.is_empty() {
+            let (row, group) = match hash.proof {
+                Some(_) => (self.text(), "1, 2"),
+                None => ("NULL".to_owned(), "1"),
+            };
             return format!(
-                "SELECT {row}, 0, count(*) FROM {from}{filtered} GROUP BY 1 ORDER BY 1"
+                "SELECT {place}, {row}, count(*) FROM {from}{filtered} GROUP BY {group} ORDER BY 1"
             );
         }
-        let (place, keys) = (self.place(hash), self.keys.join(", "));
+        let row = match hash.proof {
+            Some(_) => self.text(),
+            None => self.row_hash(hash),
+        };
+        let keys = self.keys.join(", ");
         format!("SELECT {place}, {row}, 1, {keys} FROM {from}{filtered} ORDER BY 1")
     }
 
@@ -285,6 +321,7 @@ mod tests {
     const HASH: Hash = Hash {
         seed: -7,
         as_utf8: false,
+        proof: None,
     };
 
     fn table(keys: &[&str]) -> SideTable {

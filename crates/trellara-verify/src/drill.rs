@@ -10,8 +10,10 @@ use futures_util::try_join;
 use crate::digest::{Hash, Piece, SUB_BUCKETS};
 use crate::error::{Failure, Side};
 use crate::mapping::Pair;
+use crate::measure::{self, Digest};
 use crate::reader::{Reader, Rows};
 use crate::report::Kind;
+use crate::sum::Sum;
 use crate::table::Lane;
 
 /// Below so many rows a piece is merged at once.
@@ -33,13 +35,6 @@ pub(crate) struct Found {
     pub(crate) target_digest: Option<i64>,
 }
 
-/// Counts and digests of rows; what two sides have of it is compared.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Digest {
-    pub(crate) rows: u64,
-    pub(crate) sum: i128,
-}
-
 /// Rows of one key on one side.
 #[derive(Debug, Clone, Copy, Default)]
 struct Rank {
@@ -48,10 +43,10 @@ struct Rank {
 }
 
 impl Rank {
-    fn add(&mut self, row: i64, count: u64) {
+    fn add(&mut self, row: Sum, count: u64) {
         self.digest.rows += count;
-        self.digest.sum += i128::from(row) * i128::from(count);
-        self.first.get_or_insert(row);
+        self.digest.sum += row.times(count);
+        self.first.get_or_insert(row.low());
     }
 }
 
@@ -127,7 +122,7 @@ fn kind(source: &Digest, target: &Digest) -> Option<Kind> {
 #[derive(Debug)]
 struct Line {
     place: i64,
-    digest: i64,
+    digest: Sum,
     count: u64,
     key: KeyText,
 }
@@ -135,15 +130,23 @@ struct Line {
 /// One side that is being merged.
 struct Cursor<'a> {
     rows: Rows<'a>,
+    hash: Hash,
     keyed: bool,
     head: Option<Line>,
 }
 
 impl<'a> Cursor<'a> {
-    async fn open(reader: &'a Reader, sql: &str, keyed: bool) -> Result<Self, Failure> {
-        let rows = reader.stream(sql).await?;
-        let head = None;
-        let mut cursor = Self { rows, keyed, head };
+    async fn open(
+        reader: &'a Reader,
+        sql: &str,
+        (keyed, hash): (bool, Hash),
+    ) -> Result<Self, Failure> {
+        let mut cursor = Self {
+            rows: reader.stream(sql).await?,
+            hash,
+            keyed,
+            head: None,
+        };
         cursor.advance().await?;
         Ok(cursor)
     }
@@ -154,11 +157,18 @@ impl<'a> Cursor<'a> {
             None => None,
             Some(row) => {
                 let place = self.rows.number(&row, 0)?;
-                let digest = self.rows.number(&row, 1)?;
+                let digest = match &self.hash.proof {
+                    Some(key) => {
+                        let text = self.rows.cell(&row, 1)?.unwrap_or_default();
+                        measure::digest_of(key, text.as_bytes())
+                    }
+                    None if self.keyed => i128::from(self.rows.number(&row, 1)?).into(),
+                    None => i128::from(place).into(),
+                };
                 let cell = |i| Ok::<_, Failure>(self.rows.cell(&row, i)?.map(str::to_owned));
                 Some(Line {
                     place,
-                    digest: if self.keyed { digest } else { place },
+                    digest,
                     count: self.rows.number(&row, 2)?.unsigned_abs(),
                     key: (3..row.len()).map(cell).collect::<Result<_, _>>()?,
                 })
@@ -189,8 +199,8 @@ pub(crate) async fn drill(
     let source_sql = pair.source.merge(piece, subs.as_deref(), hash);
     let target_sql = pair.target.merge(piece, subs.as_deref(), hash);
     let (mut source, mut target) = try_join!(
-        Cursor::open(&lane.source, &source_sql, keyed),
-        Cursor::open(&lane.target, &target_sql, keyed)
+        Cursor::open(&lane.source, &source_sql, (keyed, hash)),
+        Cursor::open(&lane.target, &target_sql, (keyed, hash))
     )?;
     let mut merge = Merge::new(room);
     loop {
@@ -216,50 +226,14 @@ async fn differing_subs(
     piece: &Piece,
     hash: Hash,
 ) -> Result<Option<Vec<u32>>, Failure> {
-    let source_sql = pair.source.sub_buckets(piece, hash);
-    let target_sql = pair.target.sub_buckets(piece, hash);
     let (source, target) = try_join!(
-        digests(&lane.source, &source_sql),
-        digests(&lane.target, &target_sql)
+        measure::sub_buckets(&lane.source, &pair.source, piece, hash),
+        measure::sub_buckets(&lane.target, &pair.target, piece, hash)
     )?;
-    let differing: Vec<u32> = differing(&source, &target)
+    let differing: Vec<u32> = measure::differing(&source, &target)
         .map(|(number, _)| number)
         .collect();
     Ok((differing.len() < SUB_BUCKETS as usize / 2).then_some(differing))
-}
-
-/// Reads `(number, count, sum)`.
-pub(crate) async fn digests(reader: &Reader, sql: &str) -> Result<BTreeMap<u32, Digest>, Failure> {
-    let rows = reader.rows(sql).await?.into_iter();
-    rows.map(|row| {
-        let mut cells = crate::inventory::Cells(row.into_iter());
-        Ok((cells.number()? as u32, digest(&mut cells)?))
-    })
-    .collect()
-}
-
-/// Reads `count, sum`.
-pub(crate) fn digest(cells: &mut crate::inventory::Cells) -> Result<Digest, Failure> {
-    let rows = cells.number()? as u64;
-    let sum = cells.text()?.parse();
-    let sum = sum.map_err(|_| crate::error::VerifyError::bug("a sum is no number"))?;
-    Ok(Digest { rows, sum })
-}
-
-/// The numbers whose digests differ, with the larger count of rows.
-pub(crate) fn differing(
-    source: &BTreeMap<u32, Digest>,
-    target: &BTreeMap<u32, Digest>,
-) -> impl Iterator<Item = (u32, u64)> {
-    let mut all: BTreeMap<u32, [Digest; 2]> = BTreeMap::new();
-    for (side, digests) in [source, target].into_iter().enumerate() {
-        for (number, digest) in digests {
-            all.entry(*number).or_default()[side] = *digest;
-        }
-    }
-    all.into_iter()
-        .filter(|(_, [source, target])| source != target)
-        .map(|(number, [source, target])| (number, source.rows.max(target.rows)))
 }
 
 #[cfg(test)]
@@ -276,7 +250,7 @@ mod tests {
                 for (key, digest) in rows.iter().filter(|(key, _)| i64::from(key % 4) == place) {
                     let line = Line {
                         place,
-                        digest: *digest,
+                        digest: i128::from(*digest).into(),
                         count: 1,
                         key: vec![Some(key.to_string())],
                     };

@@ -6,6 +6,7 @@
 //!
 //! [`freeze::freeze`] gives two frozen views, [`compare()`] compares them.
 
+mod apart;
 mod compare;
 mod definitions;
 mod digest;
@@ -18,11 +19,13 @@ mod key;
 mod ledger;
 mod listing;
 mod mapping;
+mod measure;
 mod plan;
 mod reader;
 pub mod report;
 mod sequences;
 mod shape;
+mod sum;
 mod table;
 
 pub use compare::{CompareOptions, Comparison, Progress, compare};

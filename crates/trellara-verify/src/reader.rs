@@ -133,8 +133,7 @@ impl Reader {
         let refused = self.unfinished.swap(true, Ordering::Relaxed);
         let stream = if self.frozen {
             if refused {
-                let back = self.session.client.batch_execute(BACK);
-                back.await.map_err(|error| self.failure(&error))?;
+                self.back().await?;
             }
             let released = format!("{sql}; {BACK}");
             self.session.client.simple_query_raw(&released).await
@@ -146,6 +145,34 @@ impl Reader {
             reader: self,
             stream,
         })
+    }
+
+    /// Hands on what a copy sends, piece by piece; the server waits while nobody takes them.
+    pub(crate) async fn copy(
+        &self,
+        sql: &str,
+        mut each: impl FnMut(&[u8]) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        if self.unfinished.swap(true, Ordering::Relaxed) {
+            self.back().await?;
+        }
+        let stream = self.session.client.copy_out(sql).await;
+        let mut stream = Box::pin(stream.map_err(|error| self.failure(&error))?);
+        while let Some(bytes) = stream.next().await {
+            each(&bytes.map_err(|error| self.failure(&error))?)?;
+        }
+        self.back().await?;
+        self.unfinished.store(false, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Releases what was locked, and ends an error.
+    async fn back(&self) -> Result<(), Failure> {
+        if !self.frozen {
+            return Ok(());
+        }
+        let back = self.session.client.batch_execute(BACK).await;
+        back.map_err(|error| self.failure(&error))
     }
 
     /// What an error means for the run. An error of a session that is gone is about the run,

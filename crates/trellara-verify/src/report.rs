@@ -280,7 +280,7 @@ impl Report {
         Self {
             run: options.run.clone(),
             mode: Mode::Exact,
-            lane: DigestLane::default(),
+            lane: options.lane,
             started,
             seed: options.seed,
             consistent_point: pair.consistent_point,

@@ -9,12 +9,12 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::compare::{CompareOptions, Progress};
 use crate::digest::{Border, Hash, Piece};
-use crate::drill::{self, Digest};
+use crate::drill;
 use crate::error::{Failure, Side, VerifyError};
-use crate::inventory::only;
 use crate::key;
 use crate::listing::{self, Asked};
 use crate::mapping::Pair;
+use crate::measure::{self, Digest};
 use crate::plan::Plan;
 use crate::reader::Reader;
 use crate::report::{Coverage, Difference, Method, Outcome, TableReport};
@@ -258,11 +258,9 @@ impl<'a> Work<'a> {
         let taken = self.ground.pool.take().await?;
         let lane = taken.lane()?;
         let hash = self.ground.hash;
-        let source_sql = self.pair.source.digest(&piece, hash);
-        let target_sql = self.pair.target.digest(&piece, hash);
         let (source, target) = try_join!(
-            one(&lane.source, &source_sql),
-            one(&lane.target, &target_sql)
+            measure::piece(&lane.source, &self.pair.source, &piece, hash),
+            measure::piece(&lane.target, &self.pair.target, &piece, hash)
         )?;
         self.with(|tally| tally.pieces += 1);
         self.count(source, target);
@@ -277,11 +275,9 @@ impl<'a> Work<'a> {
         let taken = self.ground.pool.take().await?;
         let lane = taken.lane()?;
         let hash = self.ground.hash;
-        let source_sql = self.pair.source.buckets(of, hash);
-        let target_sql = self.pair.target.buckets(of, hash);
         let (source, target) = try_join!(
-            drill::digests(&lane.source, &source_sql),
-            drill::digests(&lane.target, &target_sql)
+            measure::buckets(&lane.source, &self.pair.source, of, hash),
+            measure::buckets(&lane.target, &self.pair.target, of, hash)
         )?;
         let total = |digests: &std::collections::BTreeMap<u32, Digest>| {
             digests.values().fold(Digest::default(), |all, d| Digest {
@@ -291,7 +287,7 @@ impl<'a> Work<'a> {
         };
         self.count(total(&source), total(&target));
         let mut batch = (Vec::new(), 0);
-        for (number, rows) in drill::differing(&source, &target) {
+        for (number, rows) in measure::differing(&source, &target) {
             if batch.1 > 0 && batch.1 + rows > MERGED_ROWS {
                 let (numbers, rows) = std::mem::take(&mut batch);
                 let piece = Piece::Buckets { numbers, of };
@@ -353,9 +349,4 @@ impl<'a> Work<'a> {
         });
         Ok(())
     }
-}
-
-/// Reads the only row's `count, sum`.
-async fn one(reader: &Reader, sql: &str) -> Result<Digest, Failure> {
-    drill::digest(&mut only(reader.rows(sql).await?)?)
 }

@@ -10,6 +10,7 @@ mod beside;
 mod borders;
 mod hostile;
 mod keyless;
+mod lanes;
 mod meanwhile;
 mod planted;
 mod random;

@@ -1,6 +1,6 @@
 //! Differences that other tools were blind to.
 
-use crate::support::{VERSIONS, World, found};
+use crate::support::{LANES, VERSIONS, World, found};
 
 /// Makes a table of these columns with these rows, changes the target, and expects.
 async fn check(columns: &str, rows: &str, change: &str, expected: &[&str]) {
@@ -12,13 +12,19 @@ async fn check(columns: &str, rows: &str, change: &str, expected: &[&str]) {
             ))
             .await;
         world.publish_all().await;
-        assert_eq!(found(&world.report().await), [""; 0]);
+        for lane in LANES {
+            let report = world.report_with(|o| o.lane = lane).await;
+            assert_eq!(found(&report), [""; 0]);
+            assert_eq!(report.source_sum, report.target_sum);
+        }
         world.target.run(change).await;
-        let report = world
-            .report_with(|o| (o.range_rows, o.values) = (2, true))
-            .await;
-        assert_eq!(found(&report), expected, "{change} on {version}");
-        assert!(report.source_sum != report.target_sum, "{report:?}");
+        for lane in LANES {
+            let report = world
+                .report_with(|o| (o.range_rows, o.values, o.lane) = (2, true, lane))
+                .await;
+            assert_eq!(found(&report), expected, "{change} on {version}, {lane:?}");
+            assert!(report.source_sum != report.target_sum, "{report:?}");
+        }
     }
 }
 
@@ -149,8 +155,9 @@ async fn one_a_thousand_and_many_differences() {
             ("UPDATE t SET v = 'z' || k", 30000),
         ] {
             world.target.run(change).await;
+            let lane = LANES[usize::from(rows != 1001)];
             let report = world
-                .report_with(|o| (o.range_rows, o.max_diffs) = (7000, 1500))
+                .report_with(|o| (o.range_rows, o.max_diffs, o.lane) = (7000, 1500, lane))
                 .await;
             let counted = report.changed + report.missing + report.extra;
             assert_eq!(counted, rows * each, "{change} {key} on {version}");

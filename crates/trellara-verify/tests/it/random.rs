@@ -6,7 +6,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use trellara_verify::report::Outcome;
 
-use crate::support::{VERSIONS, World, found};
+use crate::support::{LANES, VERSIONS, World, found};
 
 type Rows = BTreeMap<(i32, i32, i32), u32>;
 
@@ -95,9 +95,16 @@ async fn what_is_found_is_what_differs() {
             let (source, target) = rows(&mut random, keyed);
             world.source.run(&insert(&source)).await;
             world.target.run(&insert(&target)).await;
-            let set = (random.random_range(1..2000), random.random_range(1..4));
+            let lane = LANES[random.random_range(0..2)];
+            let set = (
+                random.random_range(1..2000),
+                random.random_range(1..4),
+                lane,
+            );
             let report = world
-                .report_with(|o| (o.range_rows, o.jobs, o.values) = (set.0, set.1, !keyed))
+                .report_with(|o| {
+                    (o.range_rows, o.jobs, o.lane, o.values) = (set.0, set.1, set.2, !keyed)
+                })
                 .await;
             let mut got = found(&report);
             got.sort();

@@ -5,11 +5,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use tokio_postgres::SimpleQueryMessage;
 use trellara_local::{PostgresServer, shared};
 use trellara_postgres::{ConnectOptions, Environment, Session};
-use trellara_verify::report::{Difference, Kind, Outcome, TableReport};
+use trellara_verify::report::{Difference, DigestLane, Kind, Outcome, TableReport};
 use trellara_verify::{CompareOptions, Comparison, Frozen, VerifyError, compare};
 
 /// The oldest and the newest version supported.
 pub(crate) const VERSIONS: [u32; 2] = [15, 18];
+
+/// What rows can be digested by.
+pub(crate) const LANES: [DigestLane; 2] = [DigestLane::Row64, DigestLane::Blake3];
 
 /// Two databases.
 pub(crate) struct World {

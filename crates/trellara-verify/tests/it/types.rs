@@ -2,7 +2,7 @@
 
 use trellara_verify::report::Method;
 
-use crate::support::{VERSIONS, World, found, of};
+use crate::support::{LANES, VERSIONS, World, found, of};
 
 /// Declared type, then three different values. `k` may be a key.
 const TYPES: &[(&str, &str, [&str; 3])] = &[
@@ -176,15 +176,22 @@ async fn each_type_deleted_added_changed() {
         }
         world.both(&make).await;
         world.publish_all().await;
-        let equal = world.compare().await;
-        for report in &equal.tables {
-            assert_eq!(found(report), [""; 0], "{:?}", report.table);
+        for lane in LANES {
+            let equal = world.compare_with(|o| o.lane = lane).await;
+            for report in &equal.tables {
+                assert_eq!(found(report), [""; 0], "{:?} {lane:?}", report.table);
+            }
         }
         world.target.run(&spoil).await;
-        let got = world.compare().await;
-        for (i, (declared, _, _)) in TYPES.iter().enumerate() {
+        let by_hash = world.compare().await;
+        let by_proof = world.compare_with(|o| o.lane = LANES[1]).await;
+        let both = TYPES
+            .iter()
+            .enumerate()
+            .flat_map(|(i, of)| [(i, of, &by_hash), (i, of, &by_proof)]);
+        for (i, (declared, _, _), got) in both {
             assert_eq!(
-                found(of(&got, &format!("v{i}"))),
+                found(of(got, &format!("v{i}"))),
                 [
                     "id=2 missing",
                     "id=4 changed(v)",

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use trellara_verify::report::{Report, Verdict};
+use trellara_verify::report::{DigestLane, Report, Verdict};
 use trellara_verify::{CompareOptions, VerifyError, VerifyErrorKind, compare};
 
 use crate::config::duration;
@@ -43,9 +43,30 @@ pub(crate) struct Args {
     /// Readers on each side.
     #[arg(long, value_name = "NUMBER", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=64))]
     jobs: u8,
+    /// What rows are digested by.
+    #[arg(long, value_enum, value_name = "LANE", default_value_t = Lane::Row64)]
+    lane: Lane,
     /// How long the applier may take to come to the source's position.
     #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = duration)]
     timeout: Duration,
+}
+
+/// The way a row's digest is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Lane {
+    /// A 64-bit hash that the databases compute: finds faults, and little travels.
+    Row64,
+    /// BLAKE3 of the row's text, computed here: a proof. Every row travels, from both sides.
+    Blake3,
+}
+
+impl From<Lane> for DigestLane {
+    fn from(lane: Lane) -> Self {
+        match lane {
+            Lane::Row64 => Self::Row64,
+            Lane::Blake3 => Self::Blake3,
+        }
+    }
 }
 
 pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Failure> {
@@ -60,6 +81,7 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
         values: args.values,
         max_diffs: args.max_diffs,
         jobs: usize::from(args.jobs),
+        lane: args.lane.into(),
         ..CompareOptions::new(&run, &config.source.publication, rand::random())
     };
     let bars = Bars::new(context.output);
