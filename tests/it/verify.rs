@@ -15,6 +15,7 @@ use crate::restart::{ground, until};
 use crate::scenario::{WITHIN, run, started, value};
 
 mod modes;
+mod reports;
 
 const SCHEMA: &str = "\
     CREATE TABLE kept (id bigint PRIMARY KEY, v text, n numeric);\

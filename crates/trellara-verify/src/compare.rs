@@ -1,6 +1,7 @@
 //! Comparing two frozen databases.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
@@ -99,10 +100,8 @@ pub enum Progress {
     },
     /// A table is done.
     Finished {
-        /// Which.
-        table: TableName,
         /// The result.
-        outcome: Outcome,
+        report: Arc<TableReport>,
     },
 }
 
@@ -193,11 +192,11 @@ async fn run(
         progress(Progress::Started {
             table: table.clone(),
         });
+        let report = Arc::new(report);
         progress(Progress::Finished {
-            table: table.clone(),
-            outcome: report.outcome.clone(),
+            report: Arc::clone(&report),
         });
-        tables.push(report);
+        tables.push(Arc::unwrap_or_clone(report));
     }
     let mut results = stream::iter(all).buffer_unordered(options.jobs.max(1));
     while let Some(report) = results.next().await {
@@ -319,11 +318,12 @@ impl Catalogue {
                 not_comparable(table, reason, hint, started.elapsed())
             }
         };
+        let report = Arc::new(report);
         (ground.progress)(Progress::Finished {
-            table: table.clone(),
-            outcome: report.outcome.clone(),
+            report: Arc::clone(&report),
         });
-        Ok(report)
+        // Copied only when the listener kept it.
+        Ok(Arc::unwrap_or_clone(report))
     }
 }
 

@@ -274,9 +274,11 @@ impl Report {
     pub fn exact(
         pair: &Pair,
         options: &CompareOptions,
-        compared: Comparison,
+        mut compared: Comparison,
         started: SystemTime,
     ) -> Self {
+        let done = compared.tables.iter_mut().filter(|t| t.is_compared());
+        done.for_each(|table| table.verified_through = Some(pair.consistent_point));
         Self {
             run: options.run.clone(),
             mode: Mode::Exact,

@@ -13,6 +13,7 @@ mod daemon;
 mod daemon_reports;
 mod demo;
 mod exit;
+mod file;
 mod http;
 mod inspect;
 mod link;

@@ -19,8 +19,10 @@ use crate::visible;
 pub(crate) enum Format {
     /// For people.
     Text,
-    /// For programs.
+    /// For programs: one document.
     Json,
+    /// For programs: one JSON value a line; lists come item by item, `verify` event by event.
+    Ndjson,
 }
 
 /// Where a command's words go.
@@ -39,7 +41,15 @@ impl Output {
                     .unwrap_or_else(|error| format!("{{\"error\": \"{error}\"}}"));
                 write_line(&visible::json(&json));
             }
+            Format::Ndjson => json_line(value),
             Format::Text => write_line(&visible::lines(text(value).trim_end_matches('\n'))),
+        }
+    }
+
+    /// Something that happened; only where each line is a value of its own.
+    pub(crate) fn event(&self, value: &impl Serialize) {
+        if self.format == Format::Ndjson {
+            json_line(value);
         }
     }
 
@@ -77,6 +87,7 @@ impl List {
     pub(crate) fn item<T: Serialize>(&mut self, value: &T, text: impl FnOnce(&T) -> String) {
         match self.format {
             Format::Text => write_line(&visible::lines(&text(value))),
+            Format::Ndjson => json_line(value),
             Format::Json => {
                 let json = serde_json::to_string(value).unwrap_or_default();
                 write_part(if self.items == 0 { "\n  " } else { ",\n  " });
@@ -91,6 +102,12 @@ impl List {
             write_line(if self.items == 0 { "]" } else { "\n]" });
         }
     }
+}
+
+fn json_line(value: &impl Serialize) {
+    let json =
+        serde_json::to_string(value).unwrap_or_else(|error| format!("{{\"error\": \"{error}\"}}"));
+    write_line(&visible::json(&json));
 }
 
 fn write_part(text: &str) {

@@ -1,11 +1,16 @@
-//! How a comparison is shown: as a table for people, as one document for programs.
+//! How a comparison is shown: as text and as a page for people, as a document and as events for
+//! programs.
 
 mod beside;
 mod document;
+mod events;
+mod html;
 pub(crate) mod progress;
 mod text;
 
-pub(crate) use document::{Circumstances, of};
+pub(crate) use document::{Circumstances, begun, of};
+pub(crate) use events::Events;
+pub(crate) use html::page;
 pub(crate) use text::text;
 
 #[cfg(test)]

@@ -370,7 +370,7 @@ async fn progress_is_told_and_the_future_can_be_spawned() {
     assert_eq!(rows, 10);
     assert!(matches!(told.first(), Some(Progress::Planned { tables }) if tables.len() == 1));
     let equal = Outcome::Equal;
-    assert!(matches!(told.last(), Some(Progress::Finished { outcome, .. }) if *outcome == equal));
+    assert!(matches!(told.last(), Some(Progress::Finished { report }) if report.outcome == equal));
 }
 
 /// Not a fault of ours, and not of one table: nothing can be said, and it says why.

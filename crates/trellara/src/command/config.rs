@@ -48,7 +48,7 @@ pub(crate) fn execute(args: &Args, context: &Context) -> Result<Exit, Failure> {
             context.output.data(&shown, Shown::text);
         }
         Verb::Schema => match context.output.format {
-            Format::Json => context.output.data(&json_schema(), |_| String::new()),
+            Format::Json | Format::Ndjson => context.output.data(&json_schema(), |_| String::new()),
             Format::Text => context.output.raw(&listing()),
         },
     }

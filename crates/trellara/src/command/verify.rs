@@ -1,5 +1,6 @@
 //! `trellara verify`: the independent judge.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use trellara_verify::report::{DigestLane, Report, Verdict};
@@ -9,9 +10,11 @@ use crate::config::duration;
 use crate::context::Context;
 use crate::daemon::signals::Signals;
 use crate::exit::{Exit, Failure};
+use crate::file::Reserved;
+use crate::output::Format;
 use crate::telemetry::{self, LogFormat};
 use crate::verdict::progress::Bars;
-use crate::verdict::{self, Circumstances};
+use crate::verdict::{self, Circumstances, Events};
 
 mod freezing;
 
@@ -32,6 +35,7 @@ Exit codes: 0 equal; 3 different; 4 could not compare, all or in part; 64, 78 wr
 Examples:
   trellara verify
   trellara verify --output json | jq '.tables[] | {id, outcome}'
+  trellara verify --html report.html
   trellara verify --values --max-diffs 20")]
 pub(crate) struct Args {
     /// Print the values of rows that differ. They are data: mind where the output goes.
@@ -49,6 +53,9 @@ pub(crate) struct Args {
     /// How long the applier may take to come to the source's position.
     #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = duration)]
     timeout: Duration,
+    /// Write the report as one self-contained page, too.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
 }
 
 /// The way a row's digest is made.
@@ -74,9 +81,14 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
     let config = context.config()?;
     let started = std::time::SystemTime::now();
     let run = format!("{:016x}", rand::random::<u64>());
+    let html = args.html.as_deref();
+    let html = html
+        .map(|path| Reserved::at(path, args.values))
+        .transpose()?;
     let mut signals = Signals::new()?;
+    let events = Events::new(context.output, &run, args.values);
     let freeze = freezing::options(&config, &run, args.timeout);
-    let pair = freezing::frozen(&config, &freeze, &mut signals, context.output).await?;
+    let pair = freezing::frozen(&config, &freeze, &mut signals, (context.output, &events)).await?;
     let options = CompareOptions {
         values: args.values,
         max_diffs: args.max_diffs,
@@ -85,7 +97,12 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
         ..CompareOptions::new(&run, &config.source.publication, rand::random())
     };
     let bars = Bars::new(context.output);
-    let progress = |progress| bars.show(progress);
+    let circumstances = Circumstances::here(config.flow.as_str(), args.values);
+    events.run(&verdict::begun(&pair, &options, &circumstances, started));
+    let progress = |progress| {
+        events.show(&progress);
+        bars.show(progress);
+    };
     let comparing = compare(&pair.source, &pair.target, &options, &progress);
     let compared = tokio::select! {
         compared = comparing => compared.map_err(not_compared),
@@ -103,10 +120,14 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
         Verdict::Different => Exit::Different,
         Verdict::CouldNotCompare => Exit::NotCompared,
     };
-    let circumstances = Circumstances::here(config.flow.as_str(), args.values);
-    context
-        .output
-        .data(&verdict::of(&report, &circumstances), verdict::text);
+    let document = verdict::of(&report, &circumstances);
+    match context.output.format {
+        Format::Ndjson => events.verdict(&document),
+        Format::Text | Format::Json => context.output.data(&document, verdict::text),
+    }
+    if let Some(html) = html {
+        html.write(verdict::page(&document).as_bytes())?;
+    }
     Ok(exit)
 }
 

@@ -2,7 +2,11 @@
 //!
 //! Texts are in it as they are: whoever shows them to people escapes them.
 
+use std::time::SystemTime;
+
 use serde::Serialize;
+use trellara_verify::CompareOptions;
+use trellara_verify::freeze::Pair;
 use trellara_verify::report::{
     Coverage, Difference, DigestLane, Kind, Method, Mode, Outcome, Report, ServerReport,
     TableReport, Verdict,
@@ -200,6 +204,44 @@ pub(super) fn word(verdict: Verdict) -> &'static str {
         Verdict::Equal => "equal",
         Verdict::Different => "different",
         Verdict::CouldNotCompare => "not compared",
+    }
+}
+
+/// What is known once both sides are frozen.
+#[derive(Serialize)]
+pub(crate) struct Begun {
+    schema_version: u32,
+    flow: String,
+    tool_version: &'static str,
+    operator: String,
+    mode: &'static str,
+    started: String,
+    seed: String,
+    consistent_point: String,
+    applier_held_seconds: f64,
+    source: Server,
+    target: Server,
+}
+
+/// The first event of a run.
+pub(crate) fn begun(
+    pair: &Pair,
+    options: &CompareOptions,
+    circumstances: &Circumstances,
+    started: SystemTime,
+) -> Begun {
+    Begun {
+        schema_version: SCHEMA_VERSION,
+        flow: circumstances.flow.clone(),
+        tool_version: env!("CARGO_PKG_VERSION"),
+        operator: circumstances.operator.clone(),
+        mode: mode(Mode::Exact),
+        started: time::moment(started),
+        seed: options.seed.to_string(),
+        consistent_point: pair.consistent_point.to_string(),
+        applier_held_seconds: pair.held.as_secs_f64(),
+        source: server(&pair.source_server),
+        target: server(&pair.target_server),
     }
 }
 

@@ -56,10 +56,10 @@ impl Bars {
                     }
                 }
             }
-            Progress::Finished { table, outcome } => {
-                if let Some(bar) = tables.remove(&table) {
+            Progress::Finished { report } => {
+                if let Some(bar) = tables.remove(&report.table) {
                     bar.set_length(bar.position());
-                    bar.finish_with_message(match outcome {
+                    bar.finish_with_message(match report.outcome {
                         Outcome::Equal => "equal",
                         Outcome::Different => "DIFFERENT",
                         Outcome::NotComparable { .. } => "not comparable",

@@ -11,6 +11,7 @@ use crate::daemon::signals::Signals;
 use crate::daemon_reports::{self, first_halt};
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
+use crate::verdict::Events;
 
 /// How long the temporary slot may wait for open transactions while the applier stands still.
 const SLOT_PATIENCE: Duration = Duration::from_secs(4);
@@ -37,11 +38,14 @@ pub(super) async fn frozen(
     config: &Config,
     options: &FreezeOptions,
     signals: &mut Signals,
-    output: Output,
+    (output, events): (Output, &Events),
 ) -> Result<Pair, Failure> {
     let cancel = CancellationToken::new();
     let waiting = Waiting::new(output);
-    let steps = |step| waiting.for_a(step);
+    let steps = |step| {
+        events.step(named(&step));
+        waiting.for_a(step);
+    };
     let mut freezing = std::pin::pin!(freeze(options, &steps, &cancel));
     // Beside it, because a daemon that does not answer must not hold up the lease.
     let mut halting = std::pin::pin!(halt(config));
@@ -125,6 +129,16 @@ impl Waiting {
         if let Some((_, step)) = step.take_if(|(began, _)| began.elapsed() >= SILENT_FOR) {
             self.output.note(told(&step));
         }
+    }
+}
+
+/// A step's name for programs.
+fn named(step: &Step) -> &'static str {
+    match step {
+        Step::Connecting => "connecting",
+        Step::AskingApplier => "asking_applier",
+        Step::MakingSlot { .. } => "making_slot",
+        Step::Reaching { .. } => "reaching",
     }
 }
 

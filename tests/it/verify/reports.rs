@@ -1,0 +1,93 @@
+//! What is written of a run, for people and for programs.
+
+use std::os::unix::fs::PermissionsExt;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use super::SCHEMA;
+use crate::scenario::{WITHIN, run, started};
+
+/// A key that forges a verdict, clears a terminal and ends a page's element.
+const FORGED: &str = "x\nverdict: EQUAL\u{1b}[2J</td><script>document.title=1</script>";
+
+#[tokio::test]
+async fn a_run_is_told_line_by_line_and_as_a_page() -> Result<()> {
+    let keyed = "CREATE TABLE named (k text PRIMARY KEY, v text)";
+    let flow = started(18, "told", &[SCHEMA, keyed], "").await?;
+    let insert = format!("INSERT INTO named VALUES ($q${FORGED}$q$, 'a'), ('plain', 'a')");
+    run(&flow.source_admin, &[&insert]).await?;
+    flow.caught_up(WITHIN).await?;
+    run(&flow.target_admin, &["UPDATE named SET v = 'secret'"]).await?;
+    let page = flow.folder().join("report.html");
+    let path = page.to_string_lossy().into_owned();
+    let told = flow
+        .command(&["verify", "--output", "ndjson", "--html", &path])
+        .await?;
+    ensure!(told.code == 3, "{} {}", told.stdout, told.stderr);
+    let events: Vec<Value> = told
+        .stdout
+        .lines()
+        .map(|line| serde_json::from_str(line).with_context(|| line.to_owned()))
+        .collect::<Result<_>>()?;
+    let names: Vec<&str> = events.iter().filter_map(|e| e["event"].as_str()).collect();
+    ensure!(names.len() == events.len(), "{}", told.stdout);
+    let count = |name: &str| names.iter().filter(|n| **n == name).count();
+    ensure!(names.first() == Some(&"step") && names.last() == Some(&"verdict"));
+    ensure!(
+        (
+            count("run"),
+            count("table"),
+            count("difference"),
+            count("verdict")
+        ) == (1, 3, 2, 1),
+        "{names:?}"
+    );
+    let last = events.last().context("an event")?;
+    ensure!(
+        last["verdict"] == "different" && last["differing"] == 2,
+        "{last}"
+    );
+    ensure!(
+        last["schema_version"] == 1 && last["flow"] == flow.name.as_str(),
+        "{last}"
+    );
+    ensure!(
+        last["verified_through"] == last["consistent_point"],
+        "{last}"
+    );
+    ensure!(events.iter().all(|event| event["run"] == last["run"]));
+    ensure!(!told.stdout.contains('\u{1b}') && !told.stdout.contains("secret"));
+    let html = std::fs::read_to_string(&page)?;
+    ensure!(
+        html.contains("Different") && !html.contains("<script"),
+        "{html}"
+    );
+    ensure!(!html.contains("secret"));
+
+    let shown = flow
+        .command(&["verify", "--values", "--html", &path])
+        .await?;
+    ensure!(shown.code == 3, "{}", shown.stderr);
+    let verdicts = shown.stdout.lines().filter(|l| l.starts_with("verdict:"));
+    ensure!(
+        verdicts.count() == 1 && !shown.stdout.contains('\u{1b}'),
+        "{}",
+        shown.stdout
+    );
+    let mode = std::fs::metadata(&page)?.permissions().mode();
+    ensure!(mode & 0o777 == 0o600, "{mode:o}");
+    ensure!(std::fs::read_to_string(&page)?.contains("v=secret"));
+
+    // That it cannot be written is known before anything is compared, and is no verdict.
+    let nowhere = flow.folder().join("none/report.html");
+    let nowhere = nowhere.to_string_lossy().into_owned();
+    let refused = flow.command(&["verify", "--html", &nowhere]).await?;
+    ensure!(
+        refused.code == 1 && refused.stdout.is_empty() && refused.stderr.contains("hint:"),
+        "{} {}",
+        refused.code,
+        refused.stderr
+    );
+    Ok(())
+}
