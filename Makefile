@@ -27,7 +27,7 @@ endef
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-12s %s\n", $$1, $$2}' Makefile
 
 .PHONY: servers
 servers: ## bring PostgreSQL and nats-server into the cache
@@ -71,6 +71,11 @@ soak: ## a minute of load and kills on each supported server, then one huge tran
 	done
 	echo "== one transaction of $(or $(ROWS),5000000) rows, relay and applier killed in its middle"
 	"$(TARGET)/release/large" "$(or $(ROWS),5000000)"
+
+.PHONY: soak-verify
+soak-verify: servers ## the judge under load and kills of the applier: each planted difference found, nothing else (RUNS=200 SEED=random VERSION=18)
+	@cargo build $(LOCKED) --release -p trellara -p trellara-testkit --bins
+	"$(TARGET)/release/judge" "$(or $(RUNS),200)" "$(or $(SEED),random)" "$(or $(VERSION),18)"
 
 .PHONY: rewind
 rewind: servers ## a million transactions applied, then delivered again and skipped (TRANSACTIONS=1000000)

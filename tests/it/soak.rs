@@ -1,8 +1,10 @@
-//! A short soak: everything is killed under load, and the oracle judges every moment of it.
+//! Short soaks: everything is killed under load, and the oracle judges every moment of it; and
+//! `trellara verify` is judged itself, under load and kills of the applier.
 
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use trellara_testkit::judging::{JudgingOptions, judging};
 use trellara_testkit::soak::{SoakOptions, soak};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -20,6 +22,24 @@ async fn a_short_soak_loses_doubles_tears_and_reorders_nothing() -> Result<()> {
         extra: String::new(),
     };
     let report = soak(&options).await?;
+    eprintln!("{report}");
+    ensure!(report.passed(), "seed {seed}: {report}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_judge_finds_what_was_planted_and_nothing_else_under_load_and_kills() -> Result<()> {
+    let seed = rand::random();
+    eprintln!("seed {seed}");
+    let options = JudgingOptions {
+        runs: 10,
+        version: 15,
+        clients: 16,
+        // Less than in `make soak-verify`: other tests run beside it.
+        rate: 200,
+        seed,
+    };
+    let report = judging(&options).await?;
     eprintln!("{report}");
     ensure!(report.passed(), "seed {seed}: {report}");
     Ok(())

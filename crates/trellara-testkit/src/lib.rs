@@ -9,6 +9,7 @@ pub mod daemon;
 pub mod flow;
 pub mod fresh;
 pub mod ground;
+pub mod judging;
 pub mod large;
 pub mod oracle;
 pub mod proxy;
