@@ -1,25 +1,24 @@
 //! Comparing two frozen databases.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::future::try_join_all;
 use futures_util::{FutureExt, StreamExt, stream, try_join};
 
+use crate::catalogue::{self, Catalogue};
 use crate::definitions;
 use crate::digest::Hash;
 use crate::error::{Failure, Side, VerifyError};
 use crate::frozen::Frozen;
-use crate::inventory::{self, Published, Relation};
-use crate::mapping;
-use crate::reader::{Reader, TextRow};
+use crate::load::{Load, PauseLag};
+use crate::reader::Reader;
 use crate::report::{
-    Beside, Coverage, DefinitionDifference, DigestLane, Outcome, SequenceReport, TableName,
-    TableReport,
+    Beside, DefinitionDifference, DigestLane, SequenceReport, TableName, TableReport,
 };
+use crate::select::TablePattern;
 use crate::sequences;
-use crate::table::{Ground, Lane, Pool, Work};
+use crate::table::{Ground, Lane, Pool};
 
 /// How to compare.
 #[derive(Debug, Clone)]
@@ -42,6 +41,18 @@ pub struct CompareOptions {
     pub range_rows: u64,
     /// What rows are digested by.
     pub lane: DigestLane,
+    /// A range that takes longer than one statement may is halved, and never below so many rows.
+    pub range_rows_least: u64,
+    /// The tables to compare; none: all that are published.
+    pub tables: Vec<TablePattern>,
+    /// Which share of each table's pieces to compare, above 0 and up to 1; `None`: all of them.
+    pub sample: Option<f64>,
+    /// Whether to count the rows of each table as a whole, whatever is compared of it.
+    pub count: bool,
+    /// How much to read on each side, guessed from the tables' sizes; `None`: as fast as it goes.
+    pub rate_bytes_per_second: Option<u64>,
+    /// When to stop reading for a while; `None`: never.
+    pub pause: Option<PauseLag>,
 }
 
 impl CompareOptions {
@@ -59,6 +70,12 @@ impl CompareOptions {
             // A fraction of a second of work; an interrupted one costs no more.
             range_rows: 100_000,
             lane: DigestLane::default(),
+            range_rows_least: 1000,
+            tables: Vec::new(),
+            sample: None,
+            count: false,
+            rate_bytes_per_second: None,
+            pause: None,
         }
     }
 }
@@ -68,6 +85,8 @@ impl CompareOptions {
 pub struct Comparison {
     /// Each table of the publication, in order of their names.
     pub tables: Vec<TableReport>,
+    /// Published, and not among the tables asked for.
+    pub left_out: Vec<TableName>,
     /// What stands on the source and outside of the comparison.
     pub not_covered: Vec<String>,
     /// The sequences of these tables.
@@ -88,6 +107,11 @@ pub enum Progress {
     Started {
         /// Which.
         table: TableName,
+    },
+    /// Nothing is read until the target has caught up.
+    Paused {
+        /// How far it was behind.
+        lag_bytes: u64,
     },
     /// A piece of a table was digested on both sides.
     Compared {
@@ -121,7 +145,7 @@ pub async fn compare(
 }
 
 /// A failure outside of any table is the end of the run.
-fn over(failure: Failure) -> VerifyError {
+pub(crate) fn over(failure: Failure) -> VerifyError {
     match failure {
         Failure::Run(error) => error,
         // An SQL_ASCII database checks nothing on the way in, and refuses on the way out.
@@ -158,12 +182,16 @@ async fn run(
         Reader::now(Side::Target, &target.connect, options)
     )?;
     let same_encoding = source_now.encoding() == target_now.encoding();
-    let plan = Catalogue::read(&lanes, options).await?;
+    let lane = lanes.first();
+    let lane = lane.ok_or_else(|| VerifyError::bug("no lane was made"))?;
+    let plan = Catalogue::read(lane, options).await?;
     plan.check(&source_now, options).await?;
     let names: Vec<TableName> = plan.published.iter().map(|p| p.table.clone()).collect();
     let sequences = beside(sequences::look(&source_now, &target_now, &names).await)?;
     let definitions = beside(definitions::look(&source_now, &target_now, &names).await)?;
+    let (rate, pause) = (options.rate_bytes_per_second, options.pause.clone());
     let ground = Ground {
+        load: Load::new(rate, pause, &source_now, &names).await?,
         pool: Pool::new(lanes),
         source_now,
         target_now,
@@ -188,7 +216,7 @@ async fn run(
     }
     let mut tables: Vec<TableReport> = Vec::new();
     for table in &plan.gone {
-        let report = gone(table);
+        let report = catalogue::gone(table);
         progress(Progress::Started {
             table: table.clone(),
         });
@@ -207,6 +235,7 @@ async fn run(
     tables.sort_by(|a, b| a.table.cmp(&b.table));
     Ok(Comparison {
         tables,
+        left_out: plan.left_out,
         not_covered: plan.not_covered,
         sequences,
         definitions,
@@ -224,137 +253,4 @@ async fn open(
         Reader::open(Side::Target, target, options)
     )?;
     Ok(Lane { source, target })
-}
-
-/// What is there to be compared.
-struct Catalogue {
-    published: Vec<Published>,
-    /// Published in the snapshot, and now no longer.
-    gone: Vec<TableName>,
-    source: BTreeMap<TableName, Relation>,
-    target: BTreeMap<TableName, Relation>,
-    not_covered: Vec<String>,
-    /// The publication, as the snapshot shows it.
-    definition: TextRow,
-}
-
-impl Catalogue {
-    async fn read(lanes: &[Lane], options: &CompareOptions) -> Result<Self, Failure> {
-        let lane = lanes.first();
-        let lane = lane.ok_or_else(|| VerifyError::bug("no lane was made"))?;
-        let published = inventory::published(&lane.source, &options.publication).await?;
-        let mut names: Vec<TableName> = published.iter().map(|p| p.table.clone()).collect();
-        let implied = inventory::implied(&lane.source, &options.publication).await?;
-        let mut gone = implied.clone();
-        gone.retain(|table| !names.contains(table));
-        let mut source = inventory::relations(&lane.source, &names).await?;
-        // What joined since then was there, and not published.
-        source.retain(|table, _| implied.contains(table));
-        let target = inventory::relations(&lane.target, &names).await?;
-        names.extend(gone.iter().cloned());
-        let not_covered =
-            inventory::not_covered(&lane.source, &options.publication, &names).await?;
-        Ok(Self {
-            published,
-            gone,
-            source,
-            target,
-            not_covered,
-            definition: inventory::definition(&lane.source, &options.publication).await?,
-        })
-    }
-
-    /// Refuses when the publication is not the one that the snapshot shows.
-    async fn check(&self, now: &Reader, options: &CompareOptions) -> Result<(), VerifyError> {
-        let definition = inventory::definition(now, &options.publication).await;
-        if definition.map_err(over)? == self.definition {
-            return Ok(());
-        }
-        Err(VerifyError::unusable(
-            Side::Source,
-            "the publication was changed behind the position compared".into(),
-            "run it again",
-        ))
-    }
-
-    fn estimates(&self) -> Vec<(TableName, u64)> {
-        let estimate = |p: &Published| self.source.get(&p.table).map_or(0, |r| r.estimate);
-        let tables = self.published.iter();
-        let known = tables.map(|p| (p.table.clone(), estimate(p)));
-        let gone = self.gone.iter().map(|table| (table.clone(), 0));
-        known.chain(gone).collect()
-    }
-
-    async fn compare(
-        &self,
-        ground: &Ground<'_>,
-        published: &Published,
-        same_encoding: bool,
-    ) -> Result<TableReport, VerifyError> {
-        let started = Instant::now();
-        let table = &published.table;
-        let (source, target) = (self.source.get(table), self.target.get(table));
-        (ground.progress)(Progress::Started {
-            table: table.clone(),
-        });
-        let result = match source {
-            Some(relation) => match mapping::pair(published, relation, target, same_encoding) {
-                Ok(pair) => Box::pin(Work::new(ground, &pair).run()).await,
-                Err(failure) => Err(failure),
-            },
-            None => Err(Failure::NotComparable {
-                reason: "the table was made or published behind the position compared".into(),
-                hint: "run it again".into(),
-            }),
-        };
-        let report = match result {
-            Ok(report) => report,
-            Err(failure) => {
-                let guarded = |side| match side {
-                    Side::Source => source.is_some_and(|relation| relation.guarded),
-                    Side::Target => target.is_some_and(|relation| relation.guarded),
-                };
-                let (reason, hint) = failure.about_table(guarded)?;
-                not_comparable(table, reason, hint, started.elapsed())
-            }
-        };
-        let report = Arc::new(report);
-        (ground.progress)(Progress::Finished {
-            report: Arc::clone(&report),
-        });
-        // Copied only when the listener kept it.
-        Ok(Arc::unwrap_or_clone(report))
-    }
-}
-
-/// A table that left the publication by itself is neither equal nor outside of the comparison.
-fn gone(table: &TableName) -> TableReport {
-    let reason = "the table was dropped, renamed, moved, detached or made unlogged behind the \
-                  position compared";
-    let hint = "run it again; what is published then is compared";
-    not_comparable(table, reason.into(), hint.into(), Duration::ZERO)
-}
-
-/// What was counted before it failed says nothing about the table, so none of it is kept.
-fn not_comparable(table: &TableName, reason: String, hint: String, took: Duration) -> TableReport {
-    TableReport {
-        table: table.clone(),
-        method: None,
-        by_key: false,
-        outcome: Outcome::NotComparable { reason, hint },
-        source_rows: 0,
-        target_rows: 0,
-        source_sum: "0".into(),
-        target_sum: "0".into(),
-        missing: 0,
-        extra: 0,
-        changed: 0,
-        duplicate: 0,
-        differences: Vec::new(),
-        explained: 0,
-        coverage: Coverage::default(),
-        verified_through: None,
-        mapped: Vec::new(),
-        took,
-    }
 }

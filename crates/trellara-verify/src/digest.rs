@@ -141,14 +141,7 @@ impl SideTable {
 
     fn within(&self, piece: &Piece, hash: Hash) -> Option<String> {
         match piece {
-            Piece::Range { from, to, casts } => {
-                let borders = [(">=", from), ("<", to)];
-                let parts: Vec<String> = borders
-                    .iter()
-                    .filter_map(|(op, border)| Some(self.beyond(op, border.as_ref()?, casts)))
-                    .collect();
-                (!parts.is_empty()).then(|| parts.join(" AND "))
-            }
+            Piece::Range { from, to, casts } => self.between((from.as_ref(), to.as_ref()), casts),
             Piece::Buckets { numbers, of } => {
                 let place = self.place(hash);
                 Some(format!(
@@ -158,6 +151,18 @@ impl SideTable {
                 ))
             }
         }
+    }
+
+    fn between(
+        &self,
+        (from, to): (Option<&Border>, Option<&Border>),
+        casts: &[&str],
+    ) -> Option<String> {
+        let parts: Vec<String> = [(">=", from), ("<", to)]
+            .into_iter()
+            .filter_map(|(op, border)| Some(self.beyond(op, border?, casts)))
+            .collect();
+        (!parts.is_empty()).then(|| parts.join(" AND "))
     }
 
     fn beyond(&self, operator: &str, border: &Border, casts: &[&str]) -> String {
@@ -180,16 +185,15 @@ impl SideTable {
         format!("{first}({columns}) {operator} ({})", literals.join(", "))
     }
 
-    /// The first key of the range behind one that begins at `from` and has `rows` rows.
+    /// The first key behind the first `rows` rows of `[from, to)`.
     pub(crate) fn next_border(
         &self,
-        from: Option<&Border>,
+        (from, to): (Option<&Border>, Option<&Border>),
         casts: &[&'static str],
         rows: u64,
     ) -> String {
-        let within = from.map_or(String::new(), |border| {
-            format!(" WHERE {}", self.beyond(">=", border, casts))
-        });
+        let within = self.between((from, to), casts);
+        let within = within.map_or(String::new(), |within| format!(" WHERE {within}"));
         let columns = self.key_columns.join(", ");
         format!(
             "SELECT {columns} FROM {}{within} ORDER BY {columns} OFFSET {rows} LIMIT 1",
@@ -227,10 +231,17 @@ impl SideTable {
         format!("ROW({})::text COLLATE \"C\"", self.values.join(", "))
     }
 
-    /// `(bucket, count, sum)` of every bucket that has rows.
-    pub(crate) fn buckets(&self, of: u32, hash: Hash) -> String {
+    /// The count of all rows.
+    pub(crate) fn count(&self) -> String {
+        let filter = self.filter.as_ref();
+        let filter = filter.map_or(String::new(), |filter| format!(" WHERE ({filter})"));
+        format!("SELECT count(*) FROM {}{filter}", self.from)
+    }
+
+    /// `(bucket, count, sum)` of every bucket (of these, where they are named) that has rows.
+    pub(crate) fn buckets(&self, wanted: Option<&Piece>, of: u32, hash: Hash) -> String {
         let (row, mask) = (self.row_hash(hash), of - 1);
-        let rows = format!("{}{}", self.from, self.filtered(None, None, hash));
+        let rows = format!("{}{}", self.from, self.filtered(wanted, None, hash));
         if self.keys.is_empty() {
             return format!(
                 "SELECT h & {mask}, count(*), sum(h) FROM (SELECT {row} FROM {rows} {ONCE}) \
@@ -378,7 +389,11 @@ mod tests {
             sql,
             r#""a" <= '9'::bigint AND ("a", "b") < ('9'::bigint, 'it''s'::text)"#
         );
-        let sql = two.next_border(Some(&vec!["9".into(), "x".into()]), &["bigint", "text"], 5);
+        let sql = two.next_border(
+            (Some(&vec!["9".into(), "x".into()]), None),
+            &["bigint", "text"],
+            5,
+        );
         assert!(
             sql.contains(r#"("a", "b") >= ('9'::bigint, 'x'::text)"#),
             "{sql}"
@@ -397,7 +412,7 @@ mod tests {
         };
         for table in [table(&[]), table(&[r#""a""#])] {
             for sql in [
-                table.buckets(4096, HASH),
+                table.buckets(Some(&piece), 4096, HASH),
                 table.digest(&piece, HASH),
                 table.sub_buckets(&piece, HASH),
                 table.merge(&piece, Some(&[3]), HASH),

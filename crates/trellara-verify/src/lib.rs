@@ -7,6 +7,7 @@
 //! [`freeze::freeze`] gives two frozen views, [`compare()`] compares them.
 
 mod apart;
+mod catalogue;
 mod compare;
 mod definitions;
 mod digest;
@@ -18,16 +19,21 @@ mod inventory;
 mod key;
 mod ledger;
 mod listing;
+mod load;
 mod mapping;
 mod measure;
 mod plan;
 mod reader;
 pub mod report;
+mod select;
 mod sequences;
 mod shape;
 mod sum;
 mod table;
+mod tally;
 
 pub use compare::{CompareOptions, Comparison, Progress, compare};
 pub use error::{Side, VerifyError, VerifyErrorKind};
 pub use frozen::Frozen;
+pub use load::PauseLag;
+pub use select::TablePattern;

@@ -15,6 +15,13 @@ pub(crate) struct Digest {
     pub(crate) sum: Sum,
 }
 
+impl Digest {
+    pub(crate) fn add(&mut self, other: Digest) {
+        self.rows += other.rows;
+        self.sum += other.sum;
+    }
+}
+
 /// Of all rows of a piece.
 pub(crate) async fn piece(
     reader: &Reader,
@@ -31,19 +38,19 @@ pub(crate) async fn piece(
     digest(&mut only(rows)?)
 }
 
-/// Of every one of so many buckets that has rows.
+/// Of every one of so many buckets that has rows, or of these where they are named.
 pub(crate) async fn buckets(
     reader: &Reader,
     table: &SideTable,
-    of: u32,
+    (wanted, of): (Option<&Piece>, u32),
     hash: Hash,
 ) -> Result<BTreeMap<u32, Digest>, Failure> {
     match &hash.proof {
         Some(key) => {
-            let sql = table.texts(None, Number::Bucket(of), hash);
+            let sql = table.texts(wanted, Number::Bucket(of), hash);
             made_here(reader, &sql, key).await
         }
-        None => asked(reader, &table.buckets(of, hash)).await,
+        None => asked(reader, &table.buckets(wanted, of, hash)).await,
     }
 }
 

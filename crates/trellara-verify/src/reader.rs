@@ -96,6 +96,11 @@ impl Reader {
         Ok(reader)
     }
 
+    /// The session, for statements of another kind than those that read rows.
+    pub(crate) fn session(&self) -> &Session {
+        &self.session
+    }
+
     /// Which side it reads.
     pub(crate) fn side(&self) -> Side {
         self.side

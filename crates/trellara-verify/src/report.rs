@@ -117,7 +117,9 @@ pub struct Difference {
 pub enum Outcome {
     /// Every row was compared, and none differs.
     Equal,
-    /// Some rows differ.
+    /// Some rows were compared, and none of those differs.
+    NoneFound,
+    /// Some rows differ, or their number does: then it need not be known which.
     Different,
     /// It could not be compared.
     NotComparable {
@@ -139,11 +141,13 @@ pub struct TableReport {
     pub by_key: bool,
     /// The result.
     pub outcome: Outcome,
-    /// Rows counted on the source.
+    /// Rows counted on the source, of the whole table where they were counted as a whole.
     pub source_rows: u64,
     /// Rows counted on the target.
     pub target_rows: u64,
-    /// Sum of the source's row digests, a whole number of any size.
+    /// Rows of the source whose contents were compared: fewer where a sample was.
+    pub rows_compared: u64,
+    /// Sum of the digests of the source's rows compared, a whole number of any size.
     pub source_sum: String,
     /// The same of the target's.
     pub target_sum: String,
@@ -183,7 +187,7 @@ impl TableReport {
     /// Whether its rows were compared, so that its counts say something.
     pub fn is_compared(&self) -> bool {
         match self.outcome {
-            Outcome::Equal | Outcome::Different => true,
+            Outcome::Equal | Outcome::NoneFound | Outcome::Different => true,
             Outcome::NotComparable { .. } => false,
         }
     }
@@ -247,6 +251,8 @@ pub struct Report {
     pub held: Duration,
     /// Each table of the publication.
     pub tables: Vec<TableReport>,
+    /// Tables of the publication that nobody asked for.
+    pub left_out: Vec<TableName>,
     /// What no mode looks at: large objects, unlogged tables, tables outside of the publication.
     pub not_covered: Vec<String>,
     /// The sequences that fill columns of published tables, in order of their names.
@@ -264,6 +270,8 @@ pub enum Verdict {
     Equal,
     /// At least one row differs.
     Different,
+    /// Nothing differs in what was asked for, which was not everything.
+    NoneFound,
     /// Nothing differs, but not everything could be compared.
     CouldNotCompare,
 }
@@ -290,6 +298,7 @@ impl Report {
             target: pair.target_server.clone(),
             held: pair.held,
             tables: compared.tables,
+            left_out: compared.left_out,
             not_covered: compared.not_covered,
             sequences: compared.sequences,
             definitions: compared.definitions,
@@ -313,6 +322,8 @@ impl Report {
             Verdict::Different
         } else if self.tables.is_empty() || is(|o| matches!(o, Outcome::NotComparable { .. })) {
             Verdict::CouldNotCompare
+        } else if !self.left_out.is_empty() || is(|o| matches!(o, Outcome::NoneFound)) {
+            Verdict::NoneFound
         } else {
             Verdict::Equal
         }

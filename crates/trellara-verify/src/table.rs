@@ -11,19 +11,24 @@ use crate::compare::{CompareOptions, Progress};
 use crate::digest::{Border, Hash, Piece};
 use crate::drill;
 use crate::error::{Failure, Side, VerifyError};
-use crate::key;
+use crate::inventory::only;
 use crate::listing::{self, Asked};
+use crate::load::Load;
 use crate::mapping::Pair;
 use crate::measure::{self, Digest};
 use crate::plan::Plan;
 use crate::reader::Reader;
-use crate::report::{Coverage, Difference, Method, Outcome, TableReport};
+use crate::report::{Method, TableReport};
+use crate::select::Sample;
 use crate::shape::Shape;
+use crate::tally::Tally;
 
 /// Rows of differing buckets that are put in order at once, which the servers do on disk.
 const MERGED_ROWS: u64 = 4_000_000;
 /// What the values of one table's list may take.
 const VALUES_BYTES: usize = 64 << 20;
+/// SQLSTATE of a statement that was cancelled, by a limit or by somebody.
+const QUERY_CANCELED: &str = "57014";
 
 /// A session on each side, in its snapshot.
 pub(crate) struct Lane {
@@ -85,26 +90,13 @@ impl Drop for Taken<'_> {
 /// What every table needs.
 pub(crate) struct Ground<'a> {
     pub(crate) pool: Pool,
+    pub(crate) load: Load,
     /// Sessions that see the present.
     pub(crate) source_now: Reader,
     pub(crate) target_now: Reader,
     pub(crate) hash: Hash,
     pub(crate) options: &'a CompareOptions,
     pub(crate) progress: &'a (dyn Fn(Progress) + Send + Sync),
-}
-
-/// What was counted so far.
-#[derive(Default)]
-struct Tally {
-    pieces: u32,
-    source: Digest,
-    target: Digest,
-    missing: u64,
-    extra: u64,
-    changed: u64,
-    duplicate: u64,
-    differences: Vec<Difference>,
-    bytes: usize,
 }
 
 /// A table being compared.
@@ -121,10 +113,7 @@ impl<'a> Work<'a> {
         Self {
             ground,
             pair,
-            tally: Mutex::new(Tally {
-                bytes: VALUES_BYTES,
-                ..Tally::default()
-            }),
+            tally: Mutex::new(Tally::new(VALUES_BYTES)),
             drilling: tokio::sync::Mutex::new(()),
         }
     }
@@ -134,52 +123,27 @@ impl<'a> Work<'a> {
         let started = Instant::now();
         let (source, target) = self.shapes().await?;
         self.check(&source, &target).await?;
+        let sample = self.sample();
         match &self.pair.plan {
-            Plan::Range(casts) => self.ranges(casts).await?,
-            Plan::Bucket(of) => self.buckets(*of).await?,
+            Plan::Range(casts) => self.ranges(casts, &sample).await?,
+            Plan::Bucket(of) => self.buckets(*of, &sample).await?,
+        }
+        if self.ground.options.count && !sample.is_whole() {
+            self.count_all().await?;
         }
         self.check(&source, &target).await?;
+        let mut tally = self.with(std::mem::take);
+        tally.took = started.elapsed();
         let method = match &self.pair.plan {
-            Plan::Range(_) => Method::Range(self.with(|tally| tally.pieces)),
+            Plan::Range(_) => Method::Range(tally.pieces + tally.passed_over),
             Plan::Bucket(of) => Method::Bucket(*of),
         };
-        let mut tally = self.with(std::mem::take);
-        let keyed = !self.pair.key.is_empty();
-        tally.differences.sort_by(|a, b| match keyed {
-            true => key::compare(&a.key, &b.key),
-            false => {
-                let digest = |d: &Difference| d.source_digest.or(d.target_digest);
-                let keys = a.key.cmp(&b.key);
-                keys.then_with(|| digest(a).cmp(&digest(b)))
-            }
-        });
-        let mut report = TableReport {
-            table: self.pair.table.clone(),
-            method: Some(method),
-            by_key: keyed,
-            outcome: Outcome::Equal,
-            source_rows: tally.source.rows,
-            target_rows: tally.target.rows,
-            source_sum: tally.source.sum.to_string(),
-            target_sum: tally.target.sum.to_string(),
-            missing: tally.missing,
-            extra: tally.extra,
-            changed: tally.changed,
-            duplicate: tally.duplicate,
-            differences: tally.differences,
-            explained: 0,
-            coverage: Coverage {
-                compared: tally.pieces,
-                of: tally.pieces,
-            },
-            verified_through: None,
-            mapped: self.pair.mapped.clone(),
-            took: started.elapsed(),
-        };
-        if report.differing() > 0 {
-            report.outcome = Outcome::Different;
-        }
-        Ok(report)
+        Ok(tally.report(self.pair, method))
+    }
+
+    fn sample(&self) -> Sample {
+        let options = self.ground.options;
+        Sample::new(&options.run, &self.pair.table, options.sample)
     }
 
     fn with<T>(&self, change: impl FnOnce(&mut Tally) -> T) -> T {
@@ -211,27 +175,49 @@ impl<'a> Work<'a> {
         Ok(())
     }
 
-    async fn ranges(&self, casts: &[&'static str]) -> Result<(), Failure> {
+    async fn ranges(&self, casts: &[&'static str], sample: &Sample) -> Result<(), Failure> {
         // The state is where the next range begins: `None` behind the last one.
-        self.all_ranges(casts).try_collect::<()>().await
+        self.all_ranges(casts, sample).try_collect::<()>().await?;
+        let first = self.with(|tally| match tally.pieces {
+            0 => tally.first_of_passed_over.take(),
+            _ => None,
+        });
+        let Some((_, piece)) = first else {
+            return Ok(());
+        };
+        self.with(|tally| tally.passed_over -= 1);
+        self.range(piece).await
     }
 
     // Boxed: the compiler does not see that futures made inside of a stream may be sent.
-    fn all_ranges<'s>(&'s self, casts: &'s [&'static str]) -> BoxStream<'s, Result<(), Failure>> {
+    fn all_ranges<'s>(
+        &'s self,
+        casts: &'s [&'static str],
+        sample: &'s Sample,
+    ) -> BoxStream<'s, Result<(), Failure>> {
         stream::unfold(Some(None), move |from| self.next_piece(from, casts))
-            .map(move |piece| async move { self.range(piece?).await })
+            .enumerate()
+            .map(move |(number, piece)| async move {
+                let (number, piece) = (number as u32, piece?);
+                if sample.takes(number) {
+                    return self.range(piece).await;
+                }
+                self.with(|tally| tally.pass_over(sample.rank(number), piece));
+                Ok(())
+            })
             .buffer_unordered(self.ground.options.jobs.max(1))
             .boxed()
     }
 
     /// The range that begins at `from`, and where the next one does: `None` behind the last.
-    async fn next_piece(
+    pub(crate) async fn next_piece(
         &self,
         from: Option<Option<Border>>,
         casts: &[&'static str],
     ) -> Option<(Result<Piece, Failure>, Option<Option<Border>>)> {
         let from = from?;
-        match self.next_border(from.as_ref(), casts).await {
+        let rows = self.ground.options.range_rows.max(1);
+        match self.border((from.as_ref(), None), casts, rows).await {
             Ok(to) => {
                 let next = to.clone().map(Some);
                 let casts = casts.to_vec();
@@ -241,49 +227,113 @@ impl<'a> Work<'a> {
         }
     }
 
-    async fn next_border(
+    /// The first key behind so many rows of `[from, to)`; `None` when there are no more.
+    async fn border(
         &self,
-        from: Option<&Border>,
+        within: (Option<&Border>, Option<&Border>),
         casts: &[&'static str],
+        rows: u64,
     ) -> Result<Option<Border>, Failure> {
-        let rows = self.ground.options.range_rows.max(1);
-        let sql = self.pair.source.next_border(from, casts, rows);
+        let sql = self.pair.source.next_border(within, casts, rows);
         let taken = self.ground.pool.take().await?;
         let row = taken.lane()?.source.rows(&sql).await?.pop();
         // A key holds no NULL.
         Ok(row.and_then(|row| row.into_iter().collect()))
     }
 
+    /// Compares a range; one that takes too long for one statement is halved.
     async fn range(&self, piece: Piece) -> Result<(), Failure> {
-        let taken = self.ground.pool.take().await?;
-        let lane = taken.lane()?;
-        let hash = self.ground.hash;
-        let (source, target) = try_join!(
-            measure::piece(&lane.source, &self.pair.source, &piece, hash),
-            measure::piece(&lane.target, &self.pair.target, &piece, hash)
-        )?;
+        let rows = self.ground.options.range_rows.max(1);
+        self.wait_for_room(Some(rows)).await?;
         self.with(|tally| tally.pieces += 1);
-        self.count(source, target);
-        if source != target {
-            let rows = source.rows.max(target.rows);
-            self.look_into(lane, &piece, rows).await?;
+        let mut parts = vec![(piece, rows)];
+        while let Some((part, rows)) = parts.pop() {
+            match self.compare_part(&part).await {
+                Err(failure) if self.took_too_long(&failure) => {
+                    parts.extend(self.halves(part, rows).await?);
+                }
+                done => done?,
+            }
         }
         Ok(())
     }
 
-    async fn buckets(&self, of: u32) -> Result<(), Failure> {
+    async fn compare_part(&self, part: &Piece) -> Result<(), Failure> {
         let taken = self.ground.pool.take().await?;
         let lane = taken.lane()?;
         let hash = self.ground.hash;
         let (source, target) = try_join!(
-            measure::buckets(&lane.source, &self.pair.source, of, hash),
-            measure::buckets(&lane.target, &self.pair.target, of, hash)
+            measure::piece(&lane.source, &self.pair.source, part, hash),
+            measure::piece(&lane.target, &self.pair.target, part, hash)
+        )?;
+        if source != target {
+            let rows = source.rows.max(target.rows);
+            self.look_into(lane, part, rows).await?;
+        }
+        self.count(source, target);
+        Ok(())
+    }
+
+    /// The server ended the statement because of the limit that it was given.
+    fn took_too_long(&self, failure: &Failure) -> bool {
+        let limited = self.ground.options.statement_timeout.is_some();
+        let ended =
+            matches!(failure, Failure::Refused { fault, .. } if fault.sqlstate == QUERY_CANCELED);
+        limited && ended
+    }
+
+    /// The range in two parts, the upper one first.
+    async fn halves(&self, piece: Piece, mut rows: u64) -> Result<[(Piece, u64); 2], Failure> {
+        let least = self.ground.options.range_rows_least.max(1);
+        let too_long = || Failure::NotComparable {
+            reason: format!("so few rows as {least} take longer than the statement timeout"),
+            hint: "raise the statement timeout, or see what keeps the server busy".into(),
+        };
+        let Piece::Range { from, to, casts } = piece else {
+            return Err(too_long());
+        };
+        // The last range has fewer rows than the others.
+        while rows / 2 >= least {
+            rows /= 2;
+            let within = (from.as_ref(), to.as_ref());
+            if let Some(middle) = self.border(within, &casts, rows).await? {
+                let part = |from, to| Piece::Range {
+                    from,
+                    to,
+                    casts: casts.clone(),
+                };
+                let upper = part(Some(middle.clone()), to);
+                return Ok([(upper, rows), (part(from, Some(middle)), rows)]);
+            }
+        }
+        Err(too_long())
+    }
+
+    async fn buckets(&self, of: u32, sample: &Sample) -> Result<(), Failure> {
+        self.wait_for_room(None).await?;
+        let wanted = (!sample.is_whole()).then(|| Piece::Buckets {
+            numbers: sample.of(of),
+            of,
+        });
+        self.with(|tally| {
+            tally.pieces = match &wanted {
+                Some(Piece::Buckets { numbers, .. }) => numbers.len() as u32,
+                _ => of,
+            };
+            tally.passed_over = of - tally.pieces;
+        });
+        let taken = self.ground.pool.take().await?;
+        let lane = taken.lane()?;
+        let hash = self.ground.hash;
+        let which = (wanted.as_ref(), of);
+        let (source, target) = try_join!(
+            measure::buckets(&lane.source, &self.pair.source, which, hash),
+            measure::buckets(&lane.target, &self.pair.target, which, hash)
         )?;
         let total = |digests: &std::collections::BTreeMap<u32, Digest>| {
-            digests.values().fold(Digest::default(), |all, d| Digest {
-                rows: all.rows + d.rows,
-                sum: all.sum + d.sum,
-            })
+            let mut all = Digest::default();
+            digests.values().for_each(|digest| all.add(*digest));
+            all
         };
         self.count(total(&source), total(&target));
         let mut batch = (Vec::new(), 0);
@@ -304,12 +354,32 @@ impl<'a> Work<'a> {
             .await
     }
 
+    /// Counts the whole table.
+    async fn count_all(&self) -> Result<(), Failure> {
+        let taken = self.ground.pool.take().await?;
+        let lane = taken.lane()?;
+        let (source_sql, target_sql) = (self.pair.source.count(), self.pair.target.count());
+        let (source, target) =
+            try_join!(lane.source.rows(&source_sql), lane.target.rows(&target_sql))?;
+        let counted = (
+            only(source)?.number()? as u64,
+            only(target)?.number()? as u64,
+        );
+        self.with(|tally| tally.counted = Some(counted));
+        Ok(())
+    }
+
+    /// Waits until so many rows, or the whole table, may be read.
+    async fn wait_for_room(&self, rows: Option<u64>) -> Result<(), Failure> {
+        let ground = self.ground;
+        let now = (&ground.source_now, &ground.target_now);
+        let what = (&self.pair.table, rows);
+        ground.load.before(what, now, ground.progress).await
+    }
+
     fn count(&self, source: Digest, target: Digest) {
         self.with(|tally| {
-            tally.source.rows += source.rows;
-            tally.source.sum += source.sum;
-            tally.target.rows += target.rows;
-            tally.target.sum += target.sum;
+            tally.add(source, target);
         });
         (self.ground.progress)(Progress::Compared {
             table: self.pair.table.clone(),
@@ -340,11 +410,7 @@ impl<'a> Work<'a> {
             listing::list(lane, self.pair, piece, found, (asked, &mut bytes)).await?
         };
         self.with(|tally| {
-            tally.missing += merge.missing;
-            tally.extra += merge.extra;
-            tally.changed += merge.changed;
-            tally.duplicate += merge.duplicate;
-            tally.differences.extend(differences);
+            tally.found(&merge, differences);
             tally.bytes = bytes;
         });
         Ok(())

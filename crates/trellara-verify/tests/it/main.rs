@@ -2,7 +2,7 @@
 //! key and kind, and nothing else is.
 //!
 //! `types` plants in each type; `planted` what other tools were blind to; `keyless` multisets;
-//! `random` all kinds at once; `borders` ranges; `shapes` publications and tables of other shapes;
+//! `random` all kinds at once; `select` samples; `borders` ranges; `shapes` publications and tables of other shapes;
 //! `hostile` settings, rights and lost sessions; `meanwhile` what happens during a run; `beside` what
 //! is no row.
 
@@ -14,6 +14,7 @@ mod lanes;
 mod meanwhile;
 mod planted;
 mod random;
+mod select;
 mod shapes;
 mod support;
 mod types;

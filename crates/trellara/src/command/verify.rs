@@ -3,10 +3,12 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use trellara_verify::report::{DigestLane, Report, Verdict};
-use trellara_verify::{CompareOptions, VerifyError, VerifyErrorKind, compare};
+use trellara_verify::report::{self, DigestLane, Report, Verdict};
+use trellara_verify::{
+    CompareOptions, PauseLag, TablePattern, VerifyError, VerifyErrorKind, compare,
+};
 
-use crate::config::duration;
+use crate::config::{Config, bytes, duration};
 use crate::context::Context;
 use crate::daemon::signals::Signals;
 use crate::exit::{Exit, Failure};
@@ -18,26 +20,42 @@ use crate::verdict::{self, Circumstances, Events};
 
 mod freezing;
 
-/// Compares every row of both databases at one and the same source position.
+/// Compares every row of both databases at one and the same position of the source.
 ///
 /// The flow goes on meanwhile: the applier stands still for some milliseconds, until both databases
 /// are frozen in snapshots of the same position. What is said is about that position: equal,
 /// different, or not compared. Nothing is ever repaired by this command.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Reads:  every row of every published table, on both sides
+Modes:  exact  every row, in snapshots that are held until the end
+        quick  in such snapshots too: the number of rows of every table, and the contents of 1 % of
+               its pieces (or --sample); it never says \"equal\"
+
+Reads:  every row of every published table, on both sides (or what --tables and --sample leave)
 Writes: trellara.fence on the target, for as long as the applier stands still; a temporary slot on
         the source, for as long
 
-Exit codes: 0 equal; 3 different; 4 could not compare, all or in part; 64, 78 wrong arguments or
-            file
+Exit codes: 0 equal; 3 different; 4 could not compare, all or in part, or no difference in what was
+            looked at, which was not everything; 64, 78 wrong arguments or file
 
 Examples:
   trellara verify
   trellara verify --output json | jq '.tables[] | {id, outcome}'
   trellara verify --html report.html
+  trellara verify --mode quick --tables 'public.order*'
+  trellara verify --max-rate 32MiB --pause-lag 64MiB --statement-timeout 10s
   trellara verify --values --max-diffs 20")]
 pub(crate) struct Args {
+    /// How much is looked at, and how.
+    #[arg(long, value_enum, default_value_t = Mode::Exact)]
+    mode: Mode,
+    /// Compare only these tables; the others are named in the verdict. A pattern is schema.table,
+    /// or a table in any schema; * stands for any characters, ? for one. Can be given repeatedly.
+    #[arg(long, value_name = "PATTERN")]
+    tables: Vec<TablePattern>,
+    /// Compare only this share of each table's pieces, another one in each run; at least one piece.
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    sample: Option<f64>,
     /// Print the values of rows that differ. They are data: mind where the output goes.
     #[arg(long)]
     values: bool,
@@ -50,6 +68,16 @@ pub(crate) struct Args {
     /// What rows are digested by.
     #[arg(long, value_enum, value_name = "LANE", default_value_t = Lane::Row64)]
     lane: Lane,
+    /// Read at most so many bytes a second on each side, such as 32MiB; guessed from the sizes of
+    /// the tables on the source. Snapshots are held for as much longer.
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    max_rate: Option<u64>,
+    /// Read nothing while the target is more bytes of WAL behind the source than this.
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    pause_lag: Option<u64>,
+    /// End a statement that takes longer. A range of keys is then halved, down to 1000 rows.
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    statement_timeout: Option<Duration>,
     /// How long the applier may take to come to the source's position.
     #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = duration)]
     timeout: Duration,
@@ -76,6 +104,48 @@ impl From<Lane> for DigestLane {
     }
 }
 
+/// How much is looked at, and how.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Mode {
+    /// Every row, at one position.
+    Exact,
+    /// The numbers of rows and a sample of their contents, at one position.
+    Quick,
+}
+
+/// What `--mode quick` compares of each table.
+const QUICK_SAMPLE: f64 = 0.01;
+
+/// A share from a number of per cent.
+fn percent(text: &str) -> Result<f64, String> {
+    let number = text.trim_end_matches('%').parse::<f64>();
+    match number {
+        Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(percent / 100.0),
+        _ => Err("not a number above 0 and up to 100".to_owned()),
+    }
+}
+
+/// How to compare.
+fn options(args: &Args, config: &Config, run: &str) -> CompareOptions {
+    let quick = args.mode == Mode::Quick;
+    CompareOptions {
+        values: args.values,
+        max_diffs: args.max_diffs,
+        jobs: usize::from(args.jobs),
+        tables: args.tables.clone(),
+        sample: args.sample.or(quick.then_some(QUICK_SAMPLE)),
+        count: quick,
+        rate_bytes_per_second: args.max_rate,
+        pause: args.pause_lag.map(|bytes| PauseLag {
+            flow: config.flow.clone(),
+            bytes,
+        }),
+        statement_timeout: args.statement_timeout,
+        lane: args.lane.into(),
+        ..CompareOptions::new(run, &config.source.publication, rand::random())
+    }
+}
+
 pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Failure> {
     telemetry::start_logs(context, false, LogFormat::Text);
     let config = context.config()?;
@@ -89,13 +159,7 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
     let events = Events::new(context.output, &run, args.values);
     let freeze = freezing::options(&config, &run, args.timeout);
     let pair = freezing::frozen(&config, &freeze, &mut signals, (context.output, &events)).await?;
-    let options = CompareOptions {
-        values: args.values,
-        max_diffs: args.max_diffs,
-        jobs: usize::from(args.jobs),
-        lane: args.lane.into(),
-        ..CompareOptions::new(&run, &config.source.publication, rand::random())
-    };
+    let options = options(args, &config, &run);
     let bars = Bars::new(context.output);
     let circumstances = Circumstances::here(config.flow.as_str(), args.values);
     events.run(&verdict::begun(&pair, &options, &circumstances, started));
@@ -114,11 +178,15 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
         signal = signals.next() => Err(freezing::interrupted(signal)),
     };
     bars.end();
-    let report = Report::exact(&pair, &options, compared?, started);
+    let mut report = Report::exact(&pair, &options, compared?, started);
+    report.mode = match args.mode {
+        Mode::Exact => report::Mode::Exact,
+        Mode::Quick => report::Mode::Quick,
+    };
     let exit = match report.verdict() {
         Verdict::Equal => Exit::Done,
         Verdict::Different => Exit::Different,
-        Verdict::CouldNotCompare => Exit::NotCompared,
+        Verdict::NoneFound | Verdict::CouldNotCompare => Exit::NotCompared,
     };
     let document = verdict::of(&report, &circumstances);
     match context.output.format {

@@ -24,7 +24,7 @@ pub(crate) use defaults::*;
 pub(crate) use keys::{Available, KEYS, Key};
 pub(crate) use model::{AcknowledgeSetting, BrokerSetting, Config, Listen, OnHalt};
 
-pub(crate) use quantity::{duration, size};
+pub(crate) use quantity::{bytes, duration, size};
 
 use file::{FileConfig, Node};
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// Bytes from `64MiB`, `1.5GiB`, `10GB` or `512B`. A bare number is refused: nobody can tell what
 /// it meant.
-pub(super) fn bytes(text: &str) -> Result<u64, String> {
+pub(crate) fn bytes(text: &str) -> Result<u64, String> {
     const UNITS: [(&str, u64); 9] = [
         ("KiB", 1 << 10),
         ("MiB", 1 << 20),

@@ -59,6 +59,8 @@ pub(crate) struct Document {
     /// Whether a table has more differences than are listed.
     pub(super) truncated: bool,
     pub(super) tables: Vec<TableDocument>,
+    /// Tables that are published and nobody asked for.
+    pub(super) left_out: Vec<String>,
     pub(super) not_covered: Vec<String>,
     pub(super) sequences: beside::Looked<beside::SequenceDocument>,
     pub(super) definitions: beside::Looked<beside::DefinitionDocument>,
@@ -89,6 +91,8 @@ pub(crate) struct TableDocument {
     /// Null, as the sums are, when the table was not compared.
     pub(super) source_rows: Option<u64>,
     pub(super) target_rows: Option<u64>,
+    /// Rows of the source whose contents were compared: fewer where a sample was.
+    pub(super) rows_compared: Option<u64>,
     pub(super) source_sum: Option<String>,
     pub(super) target_sum: Option<String>,
     pub(super) missing: u64,
@@ -177,6 +181,7 @@ pub(crate) fn of(report: &Report, circumstances: &Circumstances) -> Document {
         explained: total(|table| table.explained),
         truncated: tables.iter().any(|table| table.truncated),
         tables,
+        left_out: report.left_out.iter().map(ToString::to_string).collect(),
         not_covered: report.not_covered.clone(),
         sequences: beside::sequences(&report.sequences),
         definitions: beside::definitions(&report.definitions),
@@ -202,6 +207,7 @@ fn lane(lane: DigestLane) -> &'static str {
 pub(super) fn word(verdict: Verdict) -> &'static str {
     match verdict {
         Verdict::Equal => "equal",
+        Verdict::NoneFound => "no difference found",
         Verdict::Different => "different",
         Verdict::CouldNotCompare => "not compared",
     }
@@ -256,6 +262,7 @@ fn server(server: &ServerReport) -> Server {
 pub(super) fn outcome(outcome: &Outcome) -> &'static str {
     match outcome {
         Outcome::Equal => "equal",
+        Outcome::NoneFound => "no difference found",
         Outcome::Different => "different",
         Outcome::NotComparable { .. } => "not comparable",
     }
@@ -263,7 +270,7 @@ pub(super) fn outcome(outcome: &Outcome) -> &'static str {
 
 pub(super) fn table_document(table: &TableReport, values: bool) -> TableDocument {
     let (reason, hint) = match &table.outcome {
-        Outcome::Equal | Outcome::Different => (None, None),
+        Outcome::Equal | Outcome::NoneFound | Outcome::Different => (None, None),
         Outcome::NotComparable { reason, hint } => (Some(reason.clone()), Some(hint.clone())),
     };
     let (method, pieces) = match table.method {
@@ -293,6 +300,7 @@ pub(super) fn table_document(table: &TableReport, values: bool) -> TableDocument
         verified_through: table.verified_through.map(|lsn| lsn.to_string()),
         source_rows: compared.then_some(table.source_rows),
         target_rows: compared.then_some(table.target_rows),
+        rows_compared: compared.then_some(table.rows_compared),
         source_sum: compared.then(|| table.source_sum.clone()),
         target_sum: compared.then(|| table.target_sum.clone()),
         missing: table.missing,

@@ -63,6 +63,7 @@ impl Events {
         match progress {
             Progress::Planned { .. } => self.step("comparing"),
             Progress::Finished { report } => self.table(report),
+            Progress::Paused { .. } => self.step("waiting for the target"),
             Progress::Started { .. } | Progress::Compared { .. } => {}
         }
     }

@@ -11,6 +11,7 @@ use crate::output::Output;
 use crate::visible;
 
 pub(crate) struct Bars {
+    output: Output,
     all: MultiProgress,
     tables: Mutex<BTreeMap<TableName, ProgressBar>>,
 }
@@ -24,6 +25,7 @@ impl Bars {
             ProgressDrawTarget::stderr()
         };
         Self {
+            output,
             all: MultiProgress::with_draw_target(target),
             tables: Mutex::default(),
         }
@@ -56,11 +58,17 @@ impl Bars {
                     }
                 }
             }
+            Progress::Paused { lag_bytes } => self.all.suspend(|| {
+                self.output.note(format!(
+                    "waiting for the target, which is {lag_bytes} bytes behind"
+                ));
+            }),
             Progress::Finished { report } => {
                 if let Some(bar) = tables.remove(&report.table) {
                     bar.set_length(bar.position());
                     bar.finish_with_message(match report.outcome {
                         Outcome::Equal => "equal",
+                        Outcome::NoneFound => "no difference found",
                         Outcome::Different => "DIFFERENT",
                         Outcome::NotComparable { .. } => "not comparable",
                     });

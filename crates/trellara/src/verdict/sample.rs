@@ -24,6 +24,7 @@ fn table(name: &str, outcome: Outcome) -> TableReport {
         outcome,
         source_rows: 1000,
         target_rows: 990,
+        rows_compared: 1000,
         source_sum: "12".into(),
         target_sum: "-7".into(),
         missing: 0,
@@ -101,6 +102,7 @@ pub(super) fn report() -> Report {
         target: server,
         held: Duration::from_millis(31),
         tables: vec![table("kept", Outcome::Equal), different, refused],
+        left_out: Vec::new(),
         not_covered: vec!["large objects".into(), format!("table public.{FORGED}")],
         sequences: Err(FORGED.into()),
         definitions: Ok(vec![DefinitionDifference {

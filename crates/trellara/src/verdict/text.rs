@@ -49,6 +49,9 @@ fn table(tables: &[TableDocument]) -> String {
     ]);
     for row in tables {
         let by = match (row.method, row.pieces) {
+            (Some(method), Some(of)) if row.coverage.compared < of => {
+                format!("{method}, {} of {of}", row.coverage.compared)
+            }
             (Some(method), Some(pieces)) => format!("{method} × {pieces}"),
             _ => "–".to_owned(),
         };
@@ -74,7 +77,10 @@ fn result(table: &TableDocument) -> String {
     if table.outcome != "different" {
         return table.outcome.to_owned();
     }
-    format!("DIFFERENT: {}", kinds(table))
+    match kinds(table).as_str() {
+        "" => "DIFFERENT: the number of rows; which is not known".to_owned(),
+        kinds => format!("DIFFERENT: {kinds}"),
+    }
 }
 
 /// `2 missing, 1 changed`.
@@ -164,6 +170,8 @@ fn verdict_line(document: &Document) -> String {
     let part = |what: &str, which: Option<String>| {
         which.map_or(String::new(), |which| format!("; {what}: {which}"))
     };
+    let left_out = document.left_out.iter();
+    let left_out: Vec<_> = left_out.map(|what| visible::inline(what)).collect();
     let not_covered = document.not_covered.iter();
     let not_covered: Vec<_> = not_covered.map(|what| visible::inline(what)).collect();
     let explained = match document.explained {
@@ -171,7 +179,7 @@ fn verdict_line(document: &Document) -> String {
         explained => format!(" ({explained} explained by transactions in quarantine)"),
     };
     format!(
-        "verdict: {}; {} of {} tables compared, {} rows, {} of them differ{explained}{}{}{}",
+        "verdict: {}; {} of {} tables compared, {} rows, {} of them differ{explained}{}{}{}{}",
         document.verdict.to_uppercase(),
         document.tables_compared,
         document.tables.len(),
@@ -179,6 +187,10 @@ fn verdict_line(document: &Document) -> String {
         document.differing,
         part("different", named("different")),
         part("not compared", named("not comparable")),
+        part(
+            "not asked for",
+            (!left_out.is_empty()).then(|| left_out.join(", "))
+        ),
         part(
             "not covered",
             (!not_covered.is_empty()).then(|| not_covered.join(", "))

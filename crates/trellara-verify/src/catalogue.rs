@@ -1,0 +1,163 @@
+//! What the publication holds, and each of its tables compared by what both sides have of it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::compare::{CompareOptions, Progress, over};
+use crate::error::{Failure, Side, VerifyError};
+use crate::inventory::{self, Published, Relation};
+use crate::mapping;
+use crate::reader::{Reader, TextRow};
+use crate::report::{Coverage, Outcome, TableName, TableReport};
+use crate::table::{Ground, Lane, Work};
+
+/// What is there to be compared.
+pub(crate) struct Catalogue {
+    pub(crate) published: Vec<Published>,
+    /// Published in the snapshot, and now no longer.
+    pub(crate) gone: Vec<TableName>,
+    pub(crate) source: BTreeMap<TableName, Relation>,
+    pub(crate) target: BTreeMap<TableName, Relation>,
+    pub(crate) not_covered: Vec<String>,
+    /// Published, and nobody asked for it.
+    pub(crate) left_out: Vec<TableName>,
+    /// The publication, as the snapshot shows it.
+    definition: TextRow,
+}
+
+impl Catalogue {
+    pub(crate) async fn read(lane: &Lane, options: &CompareOptions) -> Result<Self, Failure> {
+        let mut published = inventory::published(&lane.source, &options.publication).await?;
+        let mut names: Vec<TableName> = published.iter().map(|p| p.table.clone()).collect();
+        let implied = inventory::implied(&lane.source, &options.publication).await?;
+        let mut gone = implied.clone();
+        gone.retain(|table| !names.contains(table));
+        names.extend(gone.iter().cloned());
+        let not_covered =
+            inventory::not_covered(&lane.source, &options.publication, &names).await?;
+        let wanted = |table: &TableName| {
+            options.tables.is_empty() || options.tables.iter().any(|p| p.matches(table))
+        };
+        let (names, left_out): (Vec<_>, Vec<_>) = names.into_iter().partition(wanted);
+        published.retain(|p| wanted(&p.table));
+        gone.retain(wanted);
+        let mut source = inventory::relations(&lane.source, &names).await?;
+        // What joined since then was there, and not published.
+        source.retain(|table, _| implied.contains(table));
+        let target = inventory::relations(&lane.target, &names).await?;
+        Ok(Self {
+            published,
+            gone,
+            source,
+            target,
+            not_covered,
+            left_out,
+            definition: inventory::definition(&lane.source, &options.publication).await?,
+        })
+    }
+
+    /// Refuses when the publication is not the one that the snapshot shows.
+    pub(crate) async fn check(
+        &self,
+        now: &Reader,
+        options: &CompareOptions,
+    ) -> Result<(), VerifyError> {
+        let definition = inventory::definition(now, &options.publication).await;
+        if definition.map_err(over)? == self.definition {
+            return Ok(());
+        }
+        Err(VerifyError::unusable(
+            Side::Source,
+            "the publication was changed behind the position compared".into(),
+            "run it again",
+        ))
+    }
+
+    pub(crate) fn estimates(&self) -> Vec<(TableName, u64)> {
+        let estimate = |p: &Published| self.source.get(&p.table).map_or(0, |r| r.estimate);
+        let tables = self.published.iter();
+        let known = tables.map(|p| (p.table.clone(), estimate(p)));
+        let gone = self.gone.iter().map(|table| (table.clone(), 0));
+        known.chain(gone).collect()
+    }
+
+    pub(crate) async fn compare(
+        &self,
+        ground: &Ground<'_>,
+        published: &Published,
+        same_encoding: bool,
+    ) -> Result<TableReport, VerifyError> {
+        let started = Instant::now();
+        let table = &published.table;
+        let (source, target) = (self.source.get(table), self.target.get(table));
+        (ground.progress)(Progress::Started {
+            table: table.clone(),
+        });
+        let result = match source {
+            Some(relation) => match mapping::pair(published, relation, target, same_encoding) {
+                Ok(pair) => Box::pin(Work::new(ground, &pair).run()).await,
+                Err(failure) => Err(failure),
+            },
+            None => Err(Failure::NotComparable {
+                reason: "the table was made or published behind the position compared".into(),
+                hint: "run it again".into(),
+            }),
+        };
+        let report = match result {
+            Ok(report) => report,
+            Err(failure) => {
+                let guarded = |side| match side {
+                    Side::Source => source.is_some_and(|relation| relation.guarded),
+                    Side::Target => target.is_some_and(|relation| relation.guarded),
+                };
+                let (reason, hint) = failure.about_table(guarded)?;
+                not_comparable(table, reason, hint, started.elapsed())
+            }
+        };
+        let report = Arc::new(report);
+        (ground.progress)(Progress::Finished {
+            report: Arc::clone(&report),
+        });
+        // Copied only when the listener kept it.
+        Ok(Arc::unwrap_or_clone(report))
+    }
+}
+
+/// A table that left the publication by itself is neither equal nor outside of the comparison.
+pub(crate) fn gone(table: &TableName) -> TableReport {
+    let reason = "the table was dropped, renamed, moved, detached or made unlogged behind the \
+                  position compared";
+    let hint = "run it again; what is published then is compared";
+    not_comparable(table, reason.into(), hint.into(), Duration::ZERO)
+}
+
+/// What was counted before it failed says nothing about the table, so none of it is kept.
+pub(crate) fn not_comparable(
+    table: &TableName,
+    reason: String,
+    hint: String,
+    took: Duration,
+) -> TableReport {
+    TableReport {
+        table: table.clone(),
+        method: None,
+        by_key: false,
+        outcome: Outcome::NotComparable { reason, hint },
+        source_rows: 0,
+        target_rows: 0,
+        rows_compared: 0,
+        source_sum: "0".into(),
+        target_sum: "0".into(),
+        missing: 0,
+        extra: 0,
+        changed: 0,
+        duplicate: 0,
+        differences: Vec::new(),
+        explained: 0,
+        coverage: Coverage::default(),
+        verified_through: None,
+        mapped: Vec::new(),
+        took,
+    }
+}
