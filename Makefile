@@ -91,6 +91,11 @@ bench: servers ## side by side with native logical replication, with bars and ve
 	@cargo build $(LOCKED) --release -p trellara -p trellara-testkit --bins
 	"$(TARGET)/release/bench" $(BENCH)
 
+.PHONY: bench-verify
+bench-verify: servers ## the judge beside MD5 sums, ordered SHA-256 and COPY, with bars and verdicts (ROWS=2000000 BENCH="--output json")
+	@cargo build $(LOCKED) --release -p trellara-testkit --bins
+	"$(TARGET)/release/bench-verify" --rows "$(or $(ROWS),2000000)" $(BENCH)
+
 .PHONY: bench-dedup
 bench-dedup: ## what remembering and asking cost, then instructions (SIZES="1m 10m 100m", 6 GB of memory for 100m)
 	@cargo bench $(LOCKED) -p trellara-dedup --bench dedup -- $(SIZES)

@@ -146,6 +146,13 @@ pub(super) fn used(pid: u32) -> f64 {
     Stat::of(pid).map_or(0.0, |stat| stat.used)
 }
 
+/// CPU seconds that a database server and its processes have used, those that have ended included.
+pub(super) fn used_by_server(postmaster: u32) -> f64 {
+    let own = Stat::of(postmaster).map_or(0.0, |stat| stat.used + stat.reaped);
+    let living = children(postmaster).unwrap_or_default();
+    own + living.values().sum::<f64>()
+}
+
 /// CPU seconds that all of this machine's processes have used since it was started.
 pub(super) fn machine() -> Result<f64> {
     let text = fs::read_to_string("/proc/stat")?;

@@ -10,6 +10,7 @@ mod contender;
 mod cpu;
 mod machine;
 mod report;
+pub mod verify;
 mod workload;
 
 use anyhow::Result;

@@ -248,15 +248,15 @@ fn median(rounds: &[Round], figure: impl Fn(&Round) -> f64) -> f64 {
 
 /// Of a few figures.
 #[derive(Debug, PartialEq)]
-struct Spread {
-    lowest: f64,
-    median: f64,
-    highest: f64,
+pub(super) struct Spread {
+    pub(super) lowest: f64,
+    pub(super) median: f64,
+    pub(super) highest: f64,
 }
 
 impl Spread {
     /// NaN of none.
-    fn of(figures: impl Iterator<Item = f64>) -> Self {
+    pub(super) fn of(figures: impl Iterator<Item = f64>) -> Self {
         let mut sorted: Vec<f64> = figures.collect();
         sorted.sort_by(f64::total_cmp);
         let at = |at: usize| sorted.get(at).copied().unwrap_or(f64::NAN);
