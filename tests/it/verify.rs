@@ -14,6 +14,7 @@ use trellara_testkit::ground::GroundOptions;
 use crate::restart::{ground, until};
 use crate::scenario::{WITHIN, run, started, value};
 
+mod cases;
 mod hostile;
 mod modes;
 mod reports;
