@@ -15,6 +15,7 @@ use crate::restart::{ground, until};
 use crate::scenario::{WITHIN, run, started, value};
 
 mod cases;
+mod doubled;
 mod hostile;
 mod modes;
 mod reports;
