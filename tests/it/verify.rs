@@ -18,6 +18,7 @@ mod cases;
 mod doubled;
 mod hostile;
 mod modes;
+mod repair;
 mod reports;
 
 const SCHEMA: &str = "\

@@ -157,6 +157,7 @@ pub(crate) fn not_comparable(
         explained: 0,
         coverage: Coverage::default(),
         verified_through: None,
+        recipe: None,
         mapped: Vec::new(),
         took,
     }

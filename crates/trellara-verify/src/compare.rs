@@ -35,6 +35,8 @@ pub struct CompareOptions {
     pub max_diffs: usize,
     /// Whether listed differences carry the rows.
     pub values: bool,
+    /// Whether tables that differ carry what a repair needs beside the rows.
+    pub recipes: bool,
     /// How long one statement may take; `None`: as long as it likes.
     pub statement_timeout: Option<Duration>,
     /// Rows of a range.
@@ -66,6 +68,7 @@ impl CompareOptions {
             jobs: 2,
             max_diffs: 10_000,
             values: false,
+            recipes: false,
             statement_timeout: None,
             // A fraction of a second of work; an interrupted one costs no more.
             range_rows: 100_000,

@@ -120,6 +120,11 @@ impl SideTable {
         hash.of_parts(&self.row)
     }
 
+    /// What a row's reported digest was computed by; `None` when that was not done in SQL.
+    pub(crate) fn guard(&self, hash: Hash) -> Option<String> {
+        hash.proof.is_none().then(|| self.row_hash(hash))
+    }
+
     /// What rows are divided and merged by: the hash of the key, or of the whole row.
     fn place(&self, hash: Hash) -> String {
         if self.keys.is_empty() {

@@ -130,6 +130,20 @@ pub enum Outcome {
     },
 }
 
+/// What it takes to write statements that touch exactly the rows that were compared.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Recipe {
+    /// The target's table as UPDATE, DELETE and SELECT name it.
+    pub from: String,
+    /// As INSERT names it.
+    pub into: String,
+    /// The very expression over its columns that [`Difference::target_digest`] was computed by, under
+    /// the comparison's session settings; `None` when digests were not computed by the database.
+    pub digest: Option<String>,
+    /// Its columns that nobody can write.
+    pub generated: Vec<String>,
+}
+
 /// One table's result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TableReport {
@@ -167,6 +181,8 @@ pub struct TableReport {
     pub coverage: Coverage,
     /// The oldest source position that any of its rows was compared at.
     pub verified_through: Option<Lsn>,
+    /// For repair, where it was asked for and something differs.
+    pub recipe: Option<Recipe>,
     /// Columns compared in another form than the source's own, and why.
     pub mapped: Vec<String>,
     /// How long it took.
@@ -285,8 +301,11 @@ impl Report {
         mut compared: Comparison,
         started: SystemTime,
     ) -> Self {
-        let done = compared.tables.iter_mut().filter(|t| t.is_compared());
-        done.for_each(|table| table.verified_through = Some(pair.consistent_point));
+        let done = compared.tables.iter_mut();
+        let done = done.filter(|t| t.is_compared() && t.coverage.is_whole());
+        done.for_each(|table| {
+            table.verified_through.get_or_insert(pair.consistent_point);
+        });
         Self {
             run: options.run.clone(),
             mode: Mode::Exact,

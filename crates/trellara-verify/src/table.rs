@@ -6,6 +6,7 @@ use std::time::Instant;
 use futures_util::stream::BoxStream;
 use futures_util::{StreamExt, TryStreamExt, stream, try_join};
 use tokio::sync::{Semaphore, SemaphorePermit};
+use trellara_postgres::quote;
 
 use crate::compare::{CompareOptions, Progress};
 use crate::digest::{Border, Hash, Piece};
@@ -18,7 +19,7 @@ use crate::mapping::Pair;
 use crate::measure::{self, Digest};
 use crate::plan::Plan;
 use crate::reader::Reader;
-use crate::report::{Method, TableReport};
+use crate::report::{Method, Outcome, Recipe, TableReport};
 use crate::select::Sample;
 use crate::shape::Shape;
 use crate::tally::Tally;
@@ -138,7 +139,11 @@ impl<'a> Work<'a> {
             Plan::Range(_) => Method::Range(tally.pieces + tally.passed_over),
             Plan::Bucket(of) => Method::Bucket(*of),
         };
-        Ok(tally.report(self.pair, method))
+        let mut report = tally.report(self.pair, method);
+        if report.outcome == Outcome::Different && self.ground.options.recipes {
+            report.recipe = Some(self.recipe().await?);
+        }
+        Ok(report)
     }
 
     fn sample(&self) -> Sample {
@@ -149,6 +154,24 @@ impl<'a> Work<'a> {
     fn with<T>(&self, change: impl FnOnce(&mut Tally) -> T) -> T {
         // A panic elsewhere leaves counts that are still whole.
         change(&mut self.tally.lock().unwrap_or_else(|e| e.into_inner()))
+    }
+
+    async fn recipe(&self) -> Result<Recipe, Failure> {
+        let table = &self.pair.table;
+        let into = quote::qualified(&table.schema, &table.name);
+        let sql = format!(
+            "SELECT attname FROM pg_attribute WHERE attrelid = {}::regclass AND attnum > 0 \
+               AND attgenerated <> '' AND NOT attisdropped",
+            quote::literal(&into)
+        );
+        let taken = self.ground.pool.take().await?;
+        let generated = taken.lane()?.target.rows(&sql).await?;
+        Ok(Recipe {
+            from: self.pair.target.from.clone(),
+            into,
+            digest: self.pair.target.guard(self.ground.hash),
+            generated: generated.into_iter().flatten().flatten().collect(),
+        })
     }
 
     /// The table's shapes in the snapshots.

@@ -103,6 +103,7 @@ impl Tally {
             explained: 0,
             coverage,
             verified_through: self.verified_through,
+            recipe: None,
             mapped: pair.mapped.clone(),
             took: self.took,
         };

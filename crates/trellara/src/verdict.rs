@@ -6,6 +6,7 @@ mod document;
 mod events;
 mod html;
 pub(crate) mod progress;
+pub(crate) mod repair;
 mod text;
 
 pub(crate) use document::{Circumstances, begun, of};

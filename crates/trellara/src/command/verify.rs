@@ -13,10 +13,11 @@ use crate::context::Context;
 use crate::daemon::signals::Signals;
 use crate::exit::{Exit, Failure};
 use crate::file::Reserved;
-use crate::output::Format;
+use crate::output::{self, Format};
 use crate::telemetry::{self, LogFormat};
 use crate::verdict::progress::Bars;
 use crate::verdict::{self, Circumstances, Events};
+use crate::visible;
 
 mod freezing;
 
@@ -84,6 +85,12 @@ pub(crate) struct Args {
     /// Write the report as one self-contained page, too.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
+    /// Write SQL that would make the target equal, for somebody to read and run. It holds rows.
+    #[arg(long, value_name = "FILE")]
+    repair_sql: Option<PathBuf>,
+    /// Let that SQL delete rows that the target alone has, instead of only naming them.
+    #[arg(long, requires = "repair_sql")]
+    delete_extra: bool,
 }
 
 /// The way a row's digest is made.
@@ -129,7 +136,8 @@ fn percent(text: &str) -> Result<f64, String> {
 fn options(args: &Args, config: &Config, run: &str) -> CompareOptions {
     let quick = args.mode == Mode::Quick;
     CompareOptions {
-        values: args.values,
+        values: args.values || args.repair_sql.is_some(),
+        recipes: args.repair_sql.is_some(),
         max_diffs: args.max_diffs,
         jobs: usize::from(args.jobs),
         tables: args.tables.clone(),
@@ -155,6 +163,8 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
     let html = html
         .map(|path| Reserved::at(path, args.values))
         .transpose()?;
+    let repair = args.repair_sql.as_deref();
+    let repair = repair.map(|path| Reserved::at(path, true)).transpose()?;
     let mut signals = Signals::new()?;
     let events = Events::new(context.output, &run, args.values);
     let freeze = freezing::options(&config, &run, args.timeout);
@@ -195,6 +205,16 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
     }
     if let Some(html) = html {
         html.write(verdict::page(&document).as_bytes())?;
+    }
+    if let Some(file) = repair {
+        let repair = verdict::repair::of(&report, args.delete_extra);
+        file.write(repair.sql.as_bytes())?;
+        for refused in &repair.refused {
+            output::alarm(format_args!(
+                "warning: not repaired: {}",
+                visible::inline(refused)
+            ));
+        }
     }
     Ok(exit)
 }

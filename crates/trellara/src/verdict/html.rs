@@ -370,10 +370,13 @@ fn besides(document: &Document) -> Markup {
 fn not_covered(document: &Document) -> Markup {
     html! {
         h2 { "What was not looked at" }
-        @if document.not_covered.is_empty() {
+        @if document.not_covered.is_empty() && document.left_out.is_empty() {
             p { "Nothing that the source has was left out." }
         } @else {
-            ul { @for what in &document.not_covered { li { (shown(what)) } } }
+            ul {
+                @for what in &document.left_out { li { (shown(what)) ": published, and not asked for" } }
+                @for what in &document.not_covered { li { (shown(what)) } }
+            }
         }
     }
 }
@@ -386,6 +389,7 @@ fn reading() -> Markup {
             "what was written meanwhile is no difference. "
             b { "Equal" } " is said only when every row of every published table was compared. "
             b { "Different" } " means that at least one row differs. "
+            b { "No difference found" } " means that only a part was asked for, and is equal. "
             b { "Not compared" } " means that nothing was found to differ, but something could not be looked at."
         }
         ul {

@@ -38,6 +38,7 @@ fn table(name: &str, outcome: Outcome) -> TableReport {
             of: 10,
         },
         verified_through: None,
+        recipe: None,
         mapped: Vec::new(),
         took: Duration::from_millis(1500),
     }
