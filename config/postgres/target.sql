@@ -65,6 +65,8 @@ BEGIN
         GRANT EXECUTE ON FUNCTION trellara.prune(text, integer, bigint, interval, pg_lsn, bigint, integer) TO trellara_apply;
         -- Where a verify run asks the applier to stand still. It records nothing.
         GRANT SELECT, INSERT, UPDATE, DELETE ON trellara.fence TO trellara_apply;
+        -- What verify runs found.
+        GRANT SELECT, INSERT, UPDATE, DELETE ON trellara.verify_run, trellara.verify_table TO trellara_apply;
     END IF;
 END
 $$;

@@ -73,6 +73,7 @@ impl From<tokio_postgres::Error> for SchemaError {
 pub async fn install(client: &mut Client) -> Result<TargetIdentity, SchemaError> {
     match identity(client).await {
         Err(SchemaError::Missing | SchemaError::Older { .. }) => {}
+        Ok(_) if !is_whole(client).await? => {}
         done_or_failed => return done_or_failed,
     }
     let transaction = client.transaction().await?;
@@ -81,8 +82,10 @@ pub async fn install(client: &mut Client) -> Result<TargetIdentity, SchemaError>
         .await?;
     // Somebody else may have installed it while we waited for the lock.
     let found = version(transaction.client()).await?.unwrap_or(0);
+    // Each statement of a migration makes only what is not there yet.
+    let whole = found > 0 && is_whole(transaction.client()).await?;
     for (number, sql) in MIGRATIONS {
-        if *number > found {
+        if *number > found || !whole {
             transaction.batch_execute(sql).await?;
         }
     }
@@ -96,6 +99,12 @@ pub async fn install(client: &mut Client) -> Result<TargetIdentity, SchemaError>
     }
     transaction.commit().await?;
     identity(client).await
+}
+
+/// Whether everything of the newest migration is there: before the first release it grows.
+async fn is_whole(client: &Client) -> Result<bool, SchemaError> {
+    const NEWEST: &str = "SELECT to_regclass('trellara.verify_table') IS NOT NULL";
+    Ok(client.query_one(NEWEST, &[]).await?.get(0))
 }
 
 /// Reads version and identity; an error when there is no schema or another version of it.
@@ -151,6 +160,8 @@ const RIGHTS: &[(&str, &[&str])] = &[
     ("applied", &["SELECT", "INSERT"]),
     ("watermark", &["SELECT"]),
     ("fence", &["SELECT", "INSERT", "UPDATE", "DELETE"]),
+    ("verify_run", &["SELECT", "INSERT", "UPDATE", "DELETE"]),
+    ("verify_table", &["SELECT", "INSERT", "UPDATE", "DELETE"]),
 ];
 /// What a role needs that sets a flow up in a schema that somebody else made.
 const RIGHTS_OF_SETUP: &[(&str, &[&str])] = &[
@@ -239,7 +250,7 @@ pub async fn remove(client: &mut Client, flow: &str) -> Result<bool, SchemaError
             .execute("SELECT pg_advisory_xact_lock($1)", &[&lock])
             .await?;
     }
-    for table in ["applied", "watermark", "fence", "lane"] {
+    for table in ["applied", "watermark", "fence", "verify_run", "lane"] {
         let delete = format!("DELETE FROM trellara.{table} WHERE flow = $1");
         transaction.execute(&delete, &[&flow]).await?;
     }

@@ -28,6 +28,7 @@ pub mod report;
 mod select;
 mod sequences;
 mod shape;
+pub mod store;
 mod sum;
 mod table;
 mod tally;

@@ -144,6 +144,18 @@ pub struct Recipe {
     pub generated: Vec<String>,
 }
 
+impl Outcome {
+    /// In the words of every report.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Outcome::Equal => "equal",
+            Outcome::NoneFound => "no difference found",
+            Outcome::Different => "different",
+            Outcome::NotComparable { .. } => "not comparable",
+        }
+    }
+}
+
 /// One table's result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TableReport {
@@ -290,6 +302,18 @@ pub enum Verdict {
     NoneFound,
     /// Nothing differs, but not everything could be compared.
     CouldNotCompare,
+}
+
+impl Verdict {
+    /// In the words of every report.
+    pub fn word(self) -> &'static str {
+        match self {
+            Verdict::Equal => "equal",
+            Verdict::NoneFound => "no difference found",
+            Verdict::Different => "different",
+            Verdict::CouldNotCompare => "not compared",
+        }
+    }
 }
 
 impl Report {

@@ -8,7 +8,7 @@ use trellara_testkit::ground::GroundOptions;
 
 use super::{SCHEMA, equal, table, verify};
 use crate::restart::{ground, until};
-use crate::scenario::{WITHIN, run, started};
+use crate::scenario::{WITHIN, run, started, value};
 
 /// It says whom it waits for, and when it is told to stop, it leaves no slot that waits on.
 #[tokio::test]
@@ -80,5 +80,76 @@ async fn a_quick_look_counts_and_never_says_equal() -> Result<()> {
     ensure!(code == 4, "verify ended with {code}: {stderr}");
     let document = document.context("a document")?;
     ensure!(document["left_out"][0] == "public.kept", "{document}");
+    Ok(())
+}
+
+/// What a run found is kept in the target, without values; a target that keeps nothing changes no
+/// verdict.
+#[tokio::test]
+async fn what_a_run_found_is_kept() -> Result<()> {
+    let mut flow = started(18, "kept", &[SCHEMA], "").await?;
+    let newest = |what: &str| {
+        format!("SELECT {what} FROM trellara.verify_run ORDER BY started_at DESC LIMIT 1")
+    };
+    run(
+        &flow.source_admin,
+        &["INSERT INTO kept SELECT g, 'v' || g, g FROM generate_series(1, 50) AS g"],
+    )
+    .await?;
+    flow.caught_up(WITHIN).await?;
+    equal(&flow).await?;
+    let what = newest("concat_ws(' ', state, mode, lane, verdict, report->>'verdict', flow)");
+    let expected = "finished exact row64 equal equal kept";
+    ensure!(value(&flow.target_admin, &what).await? == expected);
+    let tables = "SELECT string_agg(concat_ws(' ', table_name, outcome, source_rows, done), '; ' \
+                  ORDER BY table_name) FROM trellara.verify_table";
+    let expected = "kept equal 50 t; log equal 0 t";
+    ensure!(value(&flow.target_admin, tables).await? == expected);
+    run(
+        &flow.target_admin,
+        &[
+            "UPDATE kept SET v = 'a secret' WHERE id = 7",
+            "INSERT INTO trellara.verify_run (run, flow, mode, lane, seed, options, state, reason, \
+                    operator, version, started_at, finished_at) \
+             SELECT 'old' || g, 'kept', 'exact', 'row64', 1, '', 'failed', '', '', '', \
+                    now() - interval '1 day', now() FROM generate_series(1, 150) AS g",
+        ],
+    )
+    .await?;
+    let (code, document, stderr) = verify(&flow, &["--values"]).await?;
+    ensure!(code == 3, "verify ended with {code}: {stderr}");
+    ensure!(document.is_some_and(|document| document.to_string().contains("a secret")));
+    let report = value(&flow.target_admin, &newest("report")).await?;
+    ensure!(
+        report.contains("\"changed\"") && !report.contains("a secret"),
+        "{report}"
+    );
+    let kept = "SELECT count(*) FROM trellara.verify_run";
+    ensure!(value(&flow.target_admin, kept).await? == "100");
+    flow.applier.take().context("applier")?.terminate(WITHIN)?;
+    let (code, _, stderr) = verify(&flow, &["--timeout", "1s"]).await?;
+    ensure!(code == 4, "verify ended with {code}: {stderr}");
+    let failed = value(&flow.target_admin, &newest("state || ': ' || reason")).await?;
+    ensure!(
+        failed.starts_with("failed: ") && failed.contains("did not answer"),
+        "{failed}"
+    );
+    flow.start_applier()?;
+    run(
+        &flow.target_admin,
+        &[
+            "DROP TABLE trellara.verify_table, trellara.verify_run",
+            "UPDATE kept SET v = 'v7' WHERE id = 7",
+        ],
+    )
+    .await?;
+    let (code, _, stderr) = verify(&flow, &[]).await?;
+    ensure!(
+        code == 0 && stderr.contains("run trellara setup"),
+        "{code}: {stderr}"
+    );
+    flow.setup().await?;
+    equal(&flow).await?;
+    ensure!(value(&flow.target_admin, kept).await? == "1");
     Ok(())
 }

@@ -122,6 +122,59 @@ CREATE TABLE IF NOT EXISTS trellara.fence (
     CHECK (reached_at IS NULL OR (exact AND armed_at IS NOT NULL))
 );
 
+-- What verify runs found, newest last; the oldest of a flow go when there are more than a hundred.
+CREATE TABLE IF NOT EXISTS trellara.verify_run (
+    run              text        PRIMARY KEY CHECK (run ~ '^[a-z0-9]{1,40}$'),
+    flow             text        NOT NULL,
+    mode             text        NOT NULL CHECK (mode IN ('exact', 'rolling', 'watch', 'quick')),
+    -- What rows were digested by, with this seed.
+    lane             text        NOT NULL CHECK (lane IN ('row64', 'blake3')),
+    seed             bigint      NOT NULL,
+    -- What it was asked for; whoever goes on with it must ask for the same.
+    options          text        NOT NULL,
+    state            text        NOT NULL DEFAULT 'running'
+        CHECK (state IN ('running', 'finished', 'failed')),
+    consistent_point pg_lsn,
+    verdict          text,
+    -- Why it failed.
+    reason           text,
+    operator         text        NOT NULL,
+    version          text        NOT NULL,
+    started_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
+    changed_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
+    finished_at      timestamptz,
+    -- The document that --output json prints, without values of rows.
+    report           jsonb,
+    CHECK ((state = 'running') = (finished_at IS NULL)),
+    CHECK ((state = 'finished') = (verdict IS NOT NULL)),
+    CHECK ((state = 'failed') = (reason IS NOT NULL))
+);
+CREATE INDEX IF NOT EXISTS verify_run_newest ON trellara.verify_run (flow, started_at);
+
+-- How far a run is with a table, and what it found in it.
+CREATE TABLE IF NOT EXISTS trellara.verify_table (
+    run              text        NOT NULL REFERENCES trellara.verify_run ON DELETE CASCADE,
+    schema_name      text        NOT NULL,
+    table_name       text        NOT NULL,
+    -- The key that the next range begins at; none at the beginning and behind the end.
+    next_from        text[],
+    done             boolean     NOT NULL,
+    pieces           bigint      NOT NULL,
+    source_rows      bigint      NOT NULL,
+    target_rows      bigint      NOT NULL,
+    source_sum       text        NOT NULL,
+    target_sum       text        NOT NULL,
+    missing          bigint      NOT NULL,
+    extra            bigint      NOT NULL,
+    changed          bigint      NOT NULL,
+    duplicate        bigint      NOT NULL,
+    outcome          text,
+    -- The oldest position of the source that any of its rows was compared at, and when that was.
+    verified_through pg_lsn,
+    verified_at      timestamptz,
+    PRIMARY KEY (run, schema_name, table_name)
+);
+
 -- Takes away a lane's oldest rows and moves its watermark, together. Only rows older than a time by
 -- this server's clock, and only up to a position of one system (rows of systems before it have no
 -- other limit): the oldest that can still be delivered again. Never the newest row, never more than

@@ -13,13 +13,16 @@ use crate::context::Context;
 use crate::daemon::signals::Signals;
 use crate::exit::{Exit, Failure};
 use crate::file::Reserved;
-use crate::output::{self, Format};
+use crate::output::{self, Format, Output};
 use crate::telemetry::{self, LogFormat};
 use crate::verdict::progress::Bars;
 use crate::verdict::{self, Circumstances, Events};
 use crate::visible;
 
+use record::Record;
+
 mod freezing;
+mod record;
 
 /// Compares every row of both databases at one and the same position of the source.
 ///
@@ -34,7 +37,7 @@ Modes:  exact  every row, in snapshots that are held until the end
 
 Reads:  every row of every published table, on both sides (or what --tables and --sample leave)
 Writes: trellara.fence on the target, for as long as the applier stands still; a temporary slot on
-        the source, for as long
+        the source, for as long; the result in trellara.verify_run and verify_table on the target
 
 Exit codes: 0 equal; 3 different; 4 could not compare, all or in part, or no difference in what was
             looked at, which was not everything; 64, 78 wrong arguments or file
@@ -113,7 +116,7 @@ impl From<Lane> for DigestLane {
 
 /// How much is looked at, and how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Mode {
+pub(super) enum Mode {
     /// Every row, at one position.
     Exact,
     /// The numbers of rows and a sample of their contents, at one position.
@@ -166,38 +169,26 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
     let repair = args.repair_sql.as_deref();
     let repair = repair.map(|path| Reserved::at(path, true)).transpose()?;
     let mut signals = Signals::new()?;
-    let events = Events::new(context.output, &run, args.values);
-    let freeze = freezing::options(&config, &run, args.timeout);
-    let pair = freezing::frozen(&config, &freeze, &mut signals, (context.output, &events)).await?;
     let options = options(args, &config, &run);
-    let bars = Bars::new(context.output);
     let circumstances = Circumstances::here(config.flow.as_str(), args.values);
-    events.run(&verdict::begun(&pair, &options, &circumstances, started));
-    let progress = |progress| {
-        events.show(&progress);
-        bars.show(progress);
+    let record = Record::begin(&config, args, &options, context.output).await;
+    let events = Events::new(context.output, &run, args.values);
+    let look = Look {
+        config: &config,
+        options: &options,
+        circumstances: &circumstances,
+        events: &events,
+        output: context.output,
+        started,
     };
-    let comparing = compare(&pair.source, &pair.target, &options, &progress);
-    let compared = tokio::select! {
-        compared = comparing => compared.map_err(not_compared),
-        side = pair.thawed() => Err(Failure::new(
-            Exit::NotCompared,
-            format!("the {side} ended the session that held its snapshot"),
-            "did it restart? Run verify again",
-        )),
-        signal = signals.next() => Err(freezing::interrupted(signal)),
+    let report = match look.exact(args, &mut signals).await {
+        Ok(report) => report,
+        Err(failure) => {
+            record.fail(&failure).await;
+            return Err(failure);
+        }
     };
-    bars.end();
-    let mut report = Report::exact(&pair, &options, compared?, started);
-    report.mode = match args.mode {
-        Mode::Exact => report::Mode::Exact,
-        Mode::Quick => report::Mode::Quick,
-    };
-    let exit = match report.verdict() {
-        Verdict::Equal => Exit::Done,
-        Verdict::Different => Exit::Different,
-        Verdict::NoneFound | Verdict::CouldNotCompare => Exit::NotCompared,
-    };
+    record.finish(&report, &circumstances).await;
     let document = verdict::of(&report, &circumstances);
     match context.output.format {
         Format::Ndjson => events.verdict(&document),
@@ -216,7 +207,58 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
             ));
         }
     }
-    Ok(exit)
+    Ok(exit(report.verdict()))
+}
+
+fn exit(verdict: Verdict) -> Exit {
+    match verdict {
+        Verdict::Equal => Exit::Done,
+        Verdict::Different => Exit::Different,
+        Verdict::NoneFound | Verdict::CouldNotCompare => Exit::NotCompared,
+    }
+}
+
+/// A look at both databases, and who hears of it.
+struct Look<'a> {
+    config: &'a Config,
+    options: &'a CompareOptions,
+    circumstances: &'a Circumstances,
+    events: &'a Events,
+    output: Output,
+    started: std::time::SystemTime,
+}
+
+impl Look<'_> {
+    /// Both sides frozen and compared.
+    async fn exact(&self, args: &Args, signals: &mut Signals) -> Result<Report, Failure> {
+        let freeze = freezing::options(self.config, &self.options.run, args.timeout);
+        let told = (self.output, self.events);
+        let pair = freezing::frozen(self.config, &freeze, signals, told).await?;
+        let bars = Bars::new(self.output);
+        let begun = verdict::begun(&pair, self.options, self.circumstances, self.started);
+        self.events.run(&begun);
+        let progress = |progress| {
+            self.events.show(&progress);
+            bars.show(progress);
+        };
+        let comparing = compare(&pair.source, &pair.target, self.options, &progress);
+        let compared = tokio::select! {
+            compared = comparing => compared.map_err(not_compared),
+            side = pair.thawed() => Err(Failure::new(
+                Exit::NotCompared,
+                format!("the {side} ended the session that held its snapshot"),
+                "did it restart? Run verify again",
+            )),
+            signal = signals.next() => Err(freezing::interrupted(signal)),
+        };
+        bars.end();
+        let mut report = Report::exact(&pair, self.options, compared?, self.started);
+        report.mode = match args.mode {
+            Mode::Exact => report::Mode::Exact,
+            Mode::Quick => report::Mode::Quick,
+        };
+        Ok(report)
+    }
 }
 
 fn not_compared(error: VerifyError) -> Failure {

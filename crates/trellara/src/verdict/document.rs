@@ -9,7 +9,7 @@ use trellara_verify::CompareOptions;
 use trellara_verify::freeze::Pair;
 use trellara_verify::report::{
     Coverage, Difference, DigestLane, Kind, Method, Mode, Outcome, Report, ServerReport,
-    TableReport, Verdict,
+    TableReport,
 };
 
 use super::beside;
@@ -162,7 +162,7 @@ pub(crate) fn of(report: &Report, circumstances: &Circumstances) -> Document {
         operator: circumstances.operator.clone(),
         mode: mode(report.mode),
         lane: lane(report.lane),
-        verdict: word(report.verdict()),
+        verdict: report.verdict().word(),
         started: time::moment(report.started),
         finished: time::moment(report.started + report.took),
         seed: report.seed.to_string(),
@@ -201,15 +201,6 @@ fn lane(lane: DigestLane) -> &'static str {
     match lane {
         DigestLane::Row64 => "row64",
         DigestLane::Blake3 => "blake3",
-    }
-}
-
-pub(super) fn word(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::Equal => "equal",
-        Verdict::NoneFound => "no difference found",
-        Verdict::Different => "different",
-        Verdict::CouldNotCompare => "not compared",
     }
 }
 
@@ -259,15 +250,6 @@ fn server(server: &ServerReport) -> Server {
     }
 }
 
-pub(super) fn outcome(outcome: &Outcome) -> &'static str {
-    match outcome {
-        Outcome::Equal => "equal",
-        Outcome::NoneFound => "no difference found",
-        Outcome::Different => "different",
-        Outcome::NotComparable { .. } => "not comparable",
-    }
-}
-
 pub(super) fn table_document(table: &TableReport, values: bool) -> TableDocument {
     let (reason, hint) = match &table.outcome {
         Outcome::Equal | Outcome::NoneFound | Outcome::Different => (None, None),
@@ -287,7 +269,7 @@ pub(super) fn table_document(table: &TableReport, values: bool) -> TableDocument
         id: table.table.to_string(),
         schema: table.table.schema.clone(),
         name: table.table.name.clone(),
-        outcome: outcome(&table.outcome),
+        outcome: table.outcome.word(),
         reason,
         hint,
         method,

@@ -1,0 +1,100 @@
+//! What is kept of a run in the target. It takes nothing from the verdict: what cannot be written
+//! down is told, and the run goes on.
+
+use trellara_verify::report::{DigestLane, Report};
+use trellara_verify::store::{NewRun, Store};
+use trellara_verify::{CompareOptions, VerifyError};
+
+use super::{Args, Mode};
+use crate::config::Config;
+use crate::exit::Failure;
+use crate::output::Output;
+use crate::verdict::{self, Circumstances};
+
+/// The record of a run, where there is one.
+pub(super) struct Record {
+    store: Option<Store>,
+    output: Output,
+}
+
+impl Record {
+    /// The run begins.
+    pub(super) async fn begin(
+        config: &Config,
+        args: &Args,
+        options: &CompareOptions,
+        output: Output,
+    ) -> Self {
+        let new = NewRun {
+            run: &options.run,
+            mode: match args.mode {
+                Mode::Exact => "exact",
+                Mode::Quick => "quick",
+            },
+            lane: match options.lane {
+                DigestLane::Row64 => "row64",
+                DigestLane::Blake3 => "blake3",
+            },
+            seed: options.seed,
+            options: &asked_for(options),
+            version: env!("CARGO_PKG_VERSION"),
+        };
+        let begun = Store::begin(&config.target.connect, &config.flow, &new).await;
+        let store = match begun {
+            Ok(store) => Some(store),
+            Err(error) => {
+                warn(output, &error);
+                None
+            }
+        };
+        Self { store, output }
+    }
+
+    /// It has a result; values of rows are never kept.
+    pub(super) async fn finish(&self, report: &Report, circumstances: &Circumstances) {
+        let Some(store) = &self.store else {
+            return;
+        };
+        let redacted = Circumstances {
+            values: false,
+            ..circumstances.clone()
+        };
+        let document = verdict::of(report, &redacted);
+        let json = serde_json::to_string(&document).unwrap_or_default();
+        let found = (report.consistent_point, report.tables.as_slice());
+        if let Err(error) = store.finish(report.verdict(), found, &json).await {
+            warn(self.output, &error);
+        }
+    }
+
+    /// It has none.
+    pub(super) async fn fail(&self, failure: &Failure) {
+        if let Some(store) = &self.store
+            && let Err(error) = store.fail(&failure.causes.join(": ")).await
+        {
+            warn(self.output, &error);
+        }
+    }
+}
+
+/// What a run that goes on must ask for as well: the rest is no matter of what is said.
+pub(super) fn asked_for(options: &CompareOptions) -> String {
+    let tables: Vec<String> = options.tables.iter().map(ToString::to_string).collect();
+    let share = options.sample.map_or(100.0, |share| share * 100.0);
+    format!(
+        "publication {}; tables {}; sample {share} %",
+        options.publication,
+        if tables.is_empty() {
+            "all".to_owned()
+        } else {
+            tables.join(" ")
+        },
+    )
+}
+
+fn warn(output: Output, error: &VerifyError) {
+    output.note(format!("warning: {error}"));
+    if !error.hint.is_empty() {
+        output.note(format!("hint: {}", error.hint));
+    }
+}
