@@ -20,6 +20,7 @@ mod hostile;
 mod modes;
 mod repair;
 mod reports;
+mod rolling;
 
 const SCHEMA: &str = "\
     CREATE TABLE kept (id bigint PRIMARY KEY, v text, n numeric);\

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 use crate::compare::{CompareOptions, Progress, over};
 use crate::error::{Failure, Side, VerifyError};
 use crate::inventory::{self, Published, Relation};
-use crate::mapping;
+use crate::mapping::{self, Pair};
+use crate::pool::Lane;
 use crate::reader::{Reader, TextRow};
 use crate::report::{Coverage, Outcome, TableName, TableReport};
-use crate::table::{Ground, Lane, Work};
+use crate::table::{Ground, Work};
 
 /// What is there to be compared.
 pub(crate) struct Catalogue {
@@ -82,6 +83,48 @@ impl Catalogue {
         known.chain(gone).collect()
     }
 
+    /// What both sides have of a table.
+    pub(crate) fn pair(&self, published: &Published, same_encoding: bool) -> Result<Pair, Failure> {
+        let table = &published.table;
+        let Some(source) = self.source.get(table) else {
+            return Err(Failure::NotComparable {
+                reason: "the table was made or published behind the position compared".into(),
+                hint: "run it again".into(),
+            });
+        };
+        mapping::pair(published, source, self.target.get(table), same_encoding)
+    }
+
+    /// Why a table cannot be compared, and what to do about it.
+    pub(crate) fn reason(
+        &self,
+        table: &TableName,
+        failure: Failure,
+    ) -> Result<(String, String), VerifyError> {
+        let (source, target) = (self.source.get(table), self.target.get(table));
+        failure.about_table(|side| match side {
+            Side::Source => source.is_some_and(|relation| relation.guarded),
+            Side::Target => target.is_some_and(|relation| relation.guarded),
+        })
+    }
+
+    /// A table that cannot be compared.
+    pub(crate) fn refused(
+        &self,
+        table: &TableName,
+        failure: Failure,
+        took: Duration,
+    ) -> Result<TableReport, VerifyError> {
+        let (reason, hint) = self.reason(table, failure)?;
+        Ok(not_comparable(table, reason, hint, took))
+    }
+
+    /// The publication's definition as one text.
+    pub(crate) fn definition_text(&self) -> String {
+        let cells = self.definition.iter().flatten();
+        cells.cloned().collect::<Vec<_>>().join(" ")
+    }
+
     pub(crate) async fn compare(
         &self,
         ground: &Ground<'_>,
@@ -90,30 +133,16 @@ impl Catalogue {
     ) -> Result<TableReport, VerifyError> {
         let started = Instant::now();
         let table = &published.table;
-        let (source, target) = (self.source.get(table), self.target.get(table));
         (ground.progress)(Progress::Started {
             table: table.clone(),
         });
-        let result = match source {
-            Some(relation) => match mapping::pair(published, relation, target, same_encoding) {
-                Ok(pair) => Box::pin(Work::new(ground, &pair).run()).await,
-                Err(failure) => Err(failure),
-            },
-            None => Err(Failure::NotComparable {
-                reason: "the table was made or published behind the position compared".into(),
-                hint: "run it again".into(),
-            }),
+        let result = match self.pair(published, same_encoding) {
+            Ok(pair) => Box::pin(Work::new(ground, &pair).run()).await,
+            Err(failure) => Err(failure),
         };
         let report = match result {
             Ok(report) => report,
-            Err(failure) => {
-                let guarded = |side| match side {
-                    Side::Source => source.is_some_and(|relation| relation.guarded),
-                    Side::Target => target.is_some_and(|relation| relation.guarded),
-                };
-                let (reason, hint) = failure.about_table(guarded)?;
-                not_comparable(table, reason, hint, started.elapsed())
-            }
+            Err(failure) => self.refused(table, failure, started.elapsed())?,
         };
         let report = Arc::new(report);
         (ground.progress)(Progress::Finished {

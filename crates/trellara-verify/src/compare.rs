@@ -12,13 +12,14 @@ use crate::digest::Hash;
 use crate::error::{Failure, Side, VerifyError};
 use crate::frozen::Frozen;
 use crate::load::{Load, PauseLag};
+use crate::pool::{Lane, Pool};
 use crate::reader::Reader;
 use crate::report::{
     Beside, DefinitionDifference, DigestLane, SequenceReport, TableName, TableReport,
 };
 use crate::select::TablePattern;
 use crate::sequences;
-use crate::table::{Ground, Lane, Pool};
+use crate::table::Ground;
 
 /// How to compare.
 #[derive(Debug, Clone)]
@@ -165,7 +166,7 @@ pub(crate) fn over(failure: Failure) -> VerifyError {
 }
 
 /// What stands beside the rows and is refused is told; it takes nothing from the rows' verdict.
-fn beside<T>(looked: Result<T, Failure>) -> Result<Beside<T>, VerifyError> {
+pub(crate) fn beside<T>(looked: Result<T, Failure>) -> Result<Beside<T>, VerifyError> {
     looked.map(Ok).or_else(|failure| {
         let (reason, _) = failure.about_table(|_| false)?;
         Ok(Err(reason))
@@ -198,14 +199,7 @@ async fn run(
         pool: Pool::new(lanes),
         source_now,
         target_now,
-        hash: Hash {
-            seed: options.seed,
-            as_utf8: !same_encoding,
-            proof: match options.lane {
-                DigestLane::Row64 => None,
-                DigestLane::Blake3 => Some(rand::random()),
-            },
-        },
+        hash: hash(options, same_encoding),
         options,
         progress,
     };
@@ -246,7 +240,7 @@ async fn run(
 }
 
 /// Opens a session on each side.
-async fn open(
+pub(crate) async fn open(
     source: &Frozen,
     target: &Frozen,
     options: &CompareOptions,
@@ -256,4 +250,16 @@ async fn open(
         Reader::open(Side::Target, target, options)
     )?;
     Ok(Lane { source, target })
+}
+
+/// How texts are hashed in this run.
+pub(crate) fn hash(options: &CompareOptions, same_encoding: bool) -> Hash {
+    Hash {
+        seed: options.seed,
+        as_utf8: !same_encoding,
+        proof: match options.lane {
+            DigestLane::Row64 => None,
+            DigestLane::Blake3 => Some(rand::random()),
+        },
+    }
 }

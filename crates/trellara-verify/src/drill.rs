@@ -11,10 +11,10 @@ use crate::digest::{Hash, Piece, SUB_BUCKETS};
 use crate::error::{Failure, Side};
 use crate::mapping::Pair;
 use crate::measure::{self, Digest};
+use crate::pool::Lane;
 use crate::reader::{Reader, Rows};
 use crate::report::Kind;
 use crate::sum::Sum;
-use crate::table::Lane;
 
 /// Below so many rows a piece is merged at once.
 const MERGED_AT_ONCE: u64 = 4000;

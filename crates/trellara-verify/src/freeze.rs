@@ -72,6 +72,8 @@ pub enum Step {
         /// That point.
         point: Lsn,
     },
+    /// Nothing any more: both are frozen, or cannot be.
+    Nothing,
 }
 
 /// Two frozen views. Dropping it thaws them.
@@ -133,7 +135,10 @@ pub async fn freeze(
                     () = tokio::time::sleep(PAUSE) => {}
                 }
             }
-            done => return done,
+            done => {
+                steps(Step::Nothing);
+                return done;
+            }
         }
     }
 }
@@ -219,7 +224,7 @@ async fn attempt(
 }
 
 /// The run's own name on the servers.
-fn named(options: &FreezeOptions, connect: &ConnectOptions) -> ConnectOptions {
+pub(crate) fn named(options: &FreezeOptions, connect: &ConnectOptions) -> ConnectOptions {
     let name = format!("trellara-verify/{}", options.run);
     connect.clone().with_application_name(&name)
 }

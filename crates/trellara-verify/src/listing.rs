@@ -8,9 +8,9 @@ use crate::digest::{Hash, Piece, SideTable};
 use crate::drill::{Found, KeyText};
 use crate::error::Failure;
 use crate::mapping::Pair;
+use crate::pool::Lane;
 use crate::reader::Reader;
 use crate::report::{Difference, Kind};
-use crate::table::Lane;
 
 /// Cells of rows, by place and key.
 type Cells = HashMap<(i64, KeyText), Vec<Option<String>>>;

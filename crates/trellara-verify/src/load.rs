@@ -43,6 +43,15 @@ struct Size {
 }
 
 impl Load {
+    /// No limits.
+    pub(crate) fn none() -> Self {
+        Self {
+            rate: None,
+            pause: None,
+            sizes: BTreeMap::new(),
+        }
+    }
+
     /// Reads from the source how large rows are, where it matters.
     pub(crate) async fn new(
         rate: Option<u64>,

@@ -33,6 +33,8 @@ pub enum Mode {
     Exact,
     /// One range after the other as they are; what differs is compared again, frozen.
     Rolling,
+    /// Rolling again and again.
+    Watch,
     /// Both frozen, every table counted, a sample of the rows compared.
     Quick,
 }

@@ -73,6 +73,25 @@ impl Shape {
         Ok(shape)
     }
 
+    /// In what way `now` has another definition: whatever its files are, the same statements mean
+    /// something else. New columns are no change.
+    pub(crate) fn redefined(&self, now: &Shape) -> Option<&'static str> {
+        if self.root != now.root {
+            return Some("renamed, dropped or replaced");
+        }
+        if !self.columns.is_subset(&now.columns) {
+            return Some("altered");
+        }
+        if !self.labels.is_subset(&now.labels) {
+            return Some("given other labels of an enum");
+        }
+        // Unlike a column, a new one is printed for old values too.
+        if self.attributes != now.attributes {
+            return Some("given other attributes of a composite type");
+        }
+        None
+    }
+
     /// Refuses when `now` is not what this (the snapshot's) is. New columns and new partitions are
     /// no change: the snapshot sees nothing of them.
     pub(crate) async fn check(
@@ -87,18 +106,8 @@ impl Shape {
                 hint: "run it again".into(),
             })
         };
-        if self.root != now.root {
-            return changed("renamed, dropped or replaced");
-        }
-        if !self.columns.is_subset(&now.columns) {
-            return changed("altered");
-        }
-        if !self.labels.is_subset(&now.labels) {
-            return changed("given other labels of an enum");
-        }
-        // Unlike a column, a new one is printed for old values too.
-        if self.attributes != now.attributes {
-            return changed("given other attributes of a composite type");
+        if let Some(what) = self.redefined(now) {
+            return changed(what);
         }
         if !self.files.is_subset(&now.files) {
             return changed("truncated or rewritten, or lost a partition,");

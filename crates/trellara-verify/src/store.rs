@@ -177,6 +177,25 @@ impl Store {
         Ok((store, old))
     }
 
+    /// Writes the publication's definition down; a run that goes on with another one is refused.
+    ///
+    /// # Errors
+    /// It is another one, or the target refused, or was lost.
+    pub async fn define(&self, definition: &str) -> Result<(), VerifyError> {
+        const UPDATE: &str = "\
+            UPDATE trellara.verify_run SET definition = $2 \
+             WHERE run = $1 AND coalesce(definition, $2) = $2";
+        let client = &self.session.client;
+        let defined = client.execute(UPDATE, &[&self.run, &definition]).await;
+        if defined.map_err(failed)? == 1 {
+            return Ok(());
+        }
+        Err(unusable(
+            "the publication is another one than when the run began".into(),
+            "begin a new run",
+        ))
+    }
+
     /// Writes down how far a table is.
     ///
     /// # Errors

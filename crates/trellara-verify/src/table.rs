@@ -4,20 +4,21 @@ use std::sync::Mutex;
 use std::time::Instant;
 
 use futures_util::stream::BoxStream;
-use futures_util::{StreamExt, TryStreamExt, stream, try_join};
-use tokio::sync::{Semaphore, SemaphorePermit};
+use futures_util::{FutureExt, StreamExt, TryStreamExt, stream, try_join};
+use trellara_envelope::Lsn;
 use trellara_postgres::quote;
 
 use crate::compare::{CompareOptions, Progress};
 use crate::digest::{Border, Hash, Piece};
 use crate::drill;
-use crate::error::{Failure, Side, VerifyError};
+use crate::error::{Failure, Side};
 use crate::inventory::only;
 use crate::listing::{self, Asked};
 use crate::load::Load;
 use crate::mapping::Pair;
 use crate::measure::{self, Digest};
 use crate::plan::Plan;
+use crate::pool::{Lane, Pool};
 use crate::reader::Reader;
 use crate::report::{Method, Outcome, Recipe, TableReport};
 use crate::select::Sample;
@@ -30,63 +31,6 @@ const MERGED_ROWS: u64 = 4_000_000;
 const VALUES_BYTES: usize = 64 << 20;
 /// SQLSTATE of a statement that was cancelled, by a limit or by somebody.
 const QUERY_CANCELED: &str = "57014";
-
-/// A session on each side, in its snapshot.
-pub(crate) struct Lane {
-    pub(crate) source: Reader,
-    pub(crate) target: Reader,
-}
-
-/// The lanes that nobody uses at the moment.
-pub(crate) struct Pool {
-    permits: Semaphore,
-    idle: Mutex<Vec<Lane>>,
-}
-
-/// A lane that is used; goes back when dropped.
-pub(crate) struct Taken<'a> {
-    lane: Option<Lane>,
-    pool: &'a Pool,
-    // Released behind the lane's return.
-    _permit: SemaphorePermit<'a>,
-}
-
-impl Pool {
-    pub(crate) fn new(lanes: Vec<Lane>) -> Self {
-        Self {
-            permits: Semaphore::new(lanes.len()),
-            idle: Mutex::new(lanes),
-        }
-    }
-
-    pub(crate) async fn take(&self) -> Result<Taken<'_>, Failure> {
-        let permit = self.permits.acquire().await.ok();
-        let lane = self.idle.lock().ok().and_then(|mut idle| idle.pop());
-        match (permit, lane) {
-            (Some(permit), Some(lane)) => Ok(Taken {
-                lane: Some(lane),
-                pool: self,
-                _permit: permit,
-            }),
-            _ => Err(VerifyError::bug("a lane was lost").into()),
-        }
-    }
-}
-
-impl Taken<'_> {
-    fn lane(&self) -> Result<&Lane, Failure> {
-        let lane = self.lane.as_ref();
-        lane.ok_or_else(|| VerifyError::bug("a lane was lost").into())
-    }
-}
-
-impl Drop for Taken<'_> {
-    fn drop(&mut self) {
-        if let (Some(lane), Ok(mut idle)) = (self.lane.take(), self.pool.idle.lock()) {
-            idle.push(lane);
-        }
-    }
-}
 
 /// What every table needs.
 pub(crate) struct Ground<'a> {
@@ -151,12 +95,13 @@ impl<'a> Work<'a> {
         Sample::new(&options.run, &self.pair.table, options.sample)
     }
 
-    fn with<T>(&self, change: impl FnOnce(&mut Tally) -> T) -> T {
+    pub(crate) fn with<T>(&self, change: impl FnOnce(&mut Tally) -> T) -> T {
         // A panic elsewhere leaves counts that are still whole.
         change(&mut self.tally.lock().unwrap_or_else(|e| e.into_inner()))
     }
 
-    async fn recipe(&self) -> Result<Recipe, Failure> {
+    /// What a repair needs beside the rows.
+    pub(crate) async fn recipe(&self) -> Result<Recipe, Failure> {
         let table = &self.pair.table;
         let into = quote::qualified(&table.schema, &table.name);
         let sql = format!(
@@ -175,7 +120,7 @@ impl<'a> Work<'a> {
     }
 
     /// The table's shapes in the snapshots.
-    async fn shapes(&self) -> Result<(Shape, Shape), Failure> {
+    pub(crate) async fn shapes(&self) -> Result<(Shape, Shape), Failure> {
         let taken = self.ground.pool.take().await?;
         let lane = taken.lane()?;
         try_join!(
@@ -184,7 +129,7 @@ impl<'a> Work<'a> {
         )
     }
 
-    async fn check(&self, source: &Shape, target: &Shape) -> Result<(), Failure> {
+    pub(crate) async fn check(&self, source: &Shape, target: &Shape) -> Result<(), Failure> {
         let (source_now, target_now) = try_join!(
             Shape::read(&self.ground.source_now, &self.pair.table),
             Shape::read(&self.ground.target_now, &self.pair.table)
@@ -279,6 +224,97 @@ impl<'a> Work<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Digests a piece on the source, in parts where it takes too long.
+    pub(crate) async fn source_digests(
+        &self,
+        piece: Piece,
+    ) -> Result<Vec<(Piece, Digest)>, Failure> {
+        let rows = self.ground.options.range_rows.max(1);
+        let whole = matches!(self.pair.plan, Plan::Bucket(_));
+        self.wait_for_room((!whole).then_some(rows)).await?;
+        let (mut parts, mut done) = (vec![(piece, rows)], Vec::new());
+        while let Some((part, rows)) = parts.pop() {
+            let read = {
+                let taken = self.ground.pool.take().await?;
+                let source = &taken.lane()?.source;
+                measure::piece(source, &self.pair.source, &part, self.ground.hash).await
+            };
+            match read {
+                Ok(digest) => done.push((part, digest)),
+                Err(failure) if !whole && self.took_too_long(&failure) => {
+                    parts.extend(self.halves(part, rows).await?);
+                }
+                Err(failure) => return Err(failure),
+            }
+        }
+        Ok(done)
+    }
+
+    /// Digests a piece on the target; `None` when that takes too long.
+    pub(crate) async fn target_digest(&self, piece: &Piece) -> Result<Option<Digest>, Failure> {
+        let taken = self.ground.pool.take().await?;
+        let target = &taken.lane()?.target;
+        match measure::piece(target, &self.pair.target, piece, self.ground.hash).await {
+            Ok(digest) => Ok(Some(digest)),
+            Err(failure) if self.took_too_long(&failure) => Ok(None),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// A piece has this digest on both sides.
+    pub(crate) fn verified(&self, digest: Digest, position: Lsn) {
+        self.with(|tally| tally.pieces += 1);
+        self.count(digest, digest);
+        self.verified_at(position);
+    }
+
+    /// Something of it was compared at this position.
+    pub(crate) fn verified_at(&self, position: Lsn) {
+        self.with(|tally| {
+            let seen = tally.verified_through;
+            tally.verified_through = Some(seen.map_or(position, |seen| seen.min(position)));
+        });
+    }
+
+    /// Compares these pieces of a table that was looked at in another view, where its shapes were
+    /// these.
+    pub(crate) async fn again(
+        self,
+        pieces: &[Piece],
+        then: (&Shape, &Shape),
+        sample: &Sample,
+    ) -> Result<Tally, Failure> {
+        let (source, target) = self.shapes().await?;
+        let sides = [
+            (Side::Source, then.0, &source),
+            (Side::Target, then.1, &target),
+        ];
+        for (side, then, now) in sides {
+            if let Some(what) = then.redefined(now) {
+                return Err(Failure::NotComparable {
+                    reason: format!("the {side}'s table was {what} while it was compared"),
+                    hint: "run it again".into(),
+                });
+            }
+        }
+        self.check(&source, &target).await?;
+        match &self.pair.plan {
+            Plan::Bucket(of) => {
+                self.buckets(*of, sample).await?;
+                // They are one piece here, and what is in no sample was counted already.
+                self.with(|tally| tally.passed_over = 0);
+            }
+            Plan::Range(_) => {
+                let ranges = pieces.iter().map(|piece| self.range(piece.clone()).boxed());
+                let ranges = stream::iter(ranges.collect::<Vec<_>>());
+                let jobs = self.ground.options.jobs.max(1);
+                ranges.buffer_unordered(jobs).try_collect::<()>().await?;
+            }
+        }
+        self.check(&source, &target).await?;
+        Ok(self.with(std::mem::take))
     }
 
     async fn compare_part(&self, part: &Piece) -> Result<(), Failure> {

@@ -63,6 +63,25 @@ impl Tally {
         self.differences.extend(differences);
     }
 
+    /// Rows that differ.
+    pub(crate) fn differing(&self) -> u64 {
+        self.missing + self.extra + self.changed + self.duplicate
+    }
+
+    /// More of the same table, of which no more than so many rows are listed.
+    pub(crate) fn merge(&mut self, other: Tally, most: usize) {
+        self.pieces += other.pieces;
+        self.passed_over += other.passed_over;
+        self.add(other.source, other.target);
+        self.missing += other.missing;
+        self.extra += other.extra;
+        self.changed += other.changed;
+        self.duplicate += other.duplicate;
+        let room = most.saturating_sub(self.differences.len());
+        self.differences
+            .extend(other.differences.into_iter().take(room));
+    }
+
     /// A piece was digested.
     pub(crate) fn add(&mut self, source: Digest, target: Digest) {
         self.source.add(source);

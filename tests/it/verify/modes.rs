@@ -99,23 +99,22 @@ async fn what_a_run_found_is_kept() -> Result<()> {
     flow.caught_up(WITHIN).await?;
     equal(&flow).await?;
     let what = newest("concat_ws(' ', state, mode, lane, verdict, report->>'verdict', flow)");
-    let expected = "finished exact row64 equal equal kept";
-    ensure!(value(&flow.target_admin, &what).await? == expected);
+    let row = value(&flow.target_admin, &what).await?;
+    let expected = format!("finished exact row64 equal equal {}", flow.name);
+    ensure!(row == expected, "{row}");
     let tables = "SELECT string_agg(concat_ws(' ', table_name, outcome, source_rows, done), '; ' \
                   ORDER BY table_name) FROM trellara.verify_table";
-    let expected = "kept equal 50 t; log equal 0 t";
-    ensure!(value(&flow.target_admin, tables).await? == expected);
-    run(
-        &flow.target_admin,
-        &[
-            "UPDATE kept SET v = 'a secret' WHERE id = 7",
-            "INSERT INTO trellara.verify_run (run, flow, mode, lane, seed, options, state, reason, \
-                    operator, version, started_at, finished_at) \
-             SELECT 'old' || g, 'kept', 'exact', 'row64', 1, '', 'failed', '', '', '', \
-                    now() - interval '1 day', now() FROM generate_series(1, 150) AS g",
-        ],
-    )
-    .await?;
+    let rows = value(&flow.target_admin, tables).await?;
+    ensure!(rows == "kept equal 50 t; log equal 0 t", "{rows}");
+    let old = format!(
+        "INSERT INTO trellara.verify_run (run, flow, mode, lane, seed, options, state, reason, \
+                operator, version, started_at, finished_at) \
+         SELECT 'old' || g, '{}', 'exact', 'row64', 1, '', 'failed', '', '', '', \
+                now() - interval '1 day', now() FROM generate_series(1, 150) AS g",
+        flow.name
+    );
+    let secret = "UPDATE kept SET v = 'a secret' WHERE id = 7";
+    run(&flow.target_admin, &[secret, &old]).await?;
     let (code, document, stderr) = verify(&flow, &["--values"]).await?;
     ensure!(code == 3, "verify ended with {code}: {stderr}");
     ensure!(document.is_some_and(|document| document.to_string().contains("a secret")));

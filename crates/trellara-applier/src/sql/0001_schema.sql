@@ -132,6 +132,8 @@ CREATE TABLE IF NOT EXISTS trellara.verify_run (
     seed             bigint      NOT NULL,
     -- What it was asked for; whoever goes on with it must ask for the same.
     options          text        NOT NULL,
+    -- Of the publication, as a digest.
+    definition       text,
     state            text        NOT NULL DEFAULT 'running'
         CHECK (state IN ('running', 'finished', 'failed')),
     consistent_point pg_lsn,

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use trellara_verify::report::{self, DigestLane, Report, Verdict};
+use trellara_verify::store::TableState;
 use trellara_verify::{
     CompareOptions, PauseLag, TablePattern, VerifyError, VerifyErrorKind, compare,
 };
@@ -23,6 +24,7 @@ use record::Record;
 
 mod freezing;
 mod record;
+mod rolling;
 
 /// Compares every row of both databases at one and the same position of the source.
 ///
@@ -32,6 +34,10 @@ mod record;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Modes:  exact  every row, in snapshots that are held until the end
+        rolling  piece by piece, as the databases are; a piece that differs is compared again in
+               snapshots that live for a moment, so nothing is called different that is not
+        watch  rolling again and again, until SIGTERM or SIGINT; what is in the way is told and
+               tried again; at most 16 MiB a second unless --max-rate says otherwise
         quick  in such snapshots too: the number of rows of every table, and the contents of 1 % of
                its pieces (or --sample); it never says \"equal\"
 
@@ -46,6 +52,8 @@ Examples:
   trellara verify
   trellara verify --output json | jq '.tables[] | {id, outcome}'
   trellara verify --html report.html
+  trellara verify --mode rolling --pause-lag 64MiB
+  trellara verify --mode watch --every 1h --output ndjson
   trellara verify --mode quick --tables 'public.order*'
   trellara verify --max-rate 32MiB --pause-lag 64MiB --statement-timeout 10s
   trellara verify --values --max-diffs 20")]
@@ -60,6 +68,12 @@ pub(crate) struct Args {
     /// Compare only this share of each table's pieces, another one in each run; at least one piece.
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     sample: Option<f64>,
+    /// Go on with a rolling run that ended before it was through, with the same options.
+    #[arg(long, value_name = "RUN")]
+    resume: Option<String>,
+    /// Time from the start of a round of --mode watch to that of the next.
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration)]
+    every: Duration,
     /// Print the values of rows that differ. They are data: mind where the output goes.
     #[arg(long)]
     values: bool,
@@ -119,9 +133,33 @@ impl From<Lane> for DigestLane {
 pub(super) enum Mode {
     /// Every row, at one position.
     Exact,
+    /// Every row, piece by piece, each at a position of its own.
+    Rolling,
+    /// The same again and again.
+    Watch,
     /// The numbers of rows and a sample of their contents, at one position.
     Quick,
 }
+
+impl Mode {
+    fn word(self) -> &'static str {
+        match self {
+            Mode::Exact => "exact",
+            Mode::Rolling => "rolling",
+            Mode::Watch => "watch",
+            Mode::Quick => "quick",
+        }
+    }
+}
+
+impl Args {
+    fn watches(&self) -> bool {
+        self.mode == Mode::Watch
+    }
+}
+
+/// What `--mode watch` reads a second when nobody says otherwise.
+const WATCH_RATE_BYTES: u64 = 16 << 20;
 
 /// What `--mode quick` compares of each table.
 const QUICK_SAMPLE: f64 = 0.01;
@@ -146,7 +184,7 @@ fn options(args: &Args, config: &Config, run: &str) -> CompareOptions {
         tables: args.tables.clone(),
         sample: args.sample.or(quick.then_some(QUICK_SAMPLE)),
         count: quick,
-        rate_bytes_per_second: args.max_rate,
+        rate_bytes_per_second: args.max_rate.or(args.watches().then_some(WATCH_RATE_BYTES)),
         pause: args.pause_lag.map(|bytes| PauseLag {
             flow: config.flow.clone(),
             bytes,
@@ -169,9 +207,10 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
     let repair = args.repair_sql.as_deref();
     let repair = repair.map(|path| Reserved::at(path, true)).transpose()?;
     let mut signals = Signals::new()?;
-    let options = options(args, &config, &run);
+    let mut options = options(args, &config, &run);
+    let (record, old) = record(args, &config, &mut options, context.output).await?;
+    let run = options.run.clone();
     let circumstances = Circumstances::here(config.flow.as_str(), args.values);
-    let record = Record::begin(&config, args, &options, context.output).await;
     let events = Events::new(context.output, &run, args.values);
     let look = Look {
         config: &config,
@@ -181,14 +220,22 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
         output: context.output,
         started,
     };
-    let report = match look.exact(args, &mut signals).await {
-        Ok(report) => report,
+    let looked = look.at(args, &mut signals, (&record, &old)).await;
+    let (report, exit, stopped) = match looked {
+        Ok(looked) => looked,
         Err(failure) => {
-            record.fail(&failure).await;
+            record.fail(&failure.causes.join(": ")).await;
             return Err(failure);
         }
     };
-    record.finish(&report, &circumstances).await;
+    match &stopped {
+        Some(reason) => {
+            record.fail(reason).await;
+            let how = format!("trellara verify --mode rolling --resume {run} goes on with it");
+            context.output.note(how);
+        }
+        None => record.finish(&report, &circumstances).await,
+    }
     let document = verdict::of(&report, &circumstances);
     match context.output.format {
         Format::Ndjson => events.verdict(&document),
@@ -207,7 +254,7 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
             ));
         }
     }
-    Ok(exit(report.verdict()))
+    Ok(exit)
 }
 
 fn exit(verdict: Verdict) -> Exit {
@@ -228,7 +275,75 @@ struct Look<'a> {
     started: std::time::SystemTime,
 }
 
+/// The run's record: a new one, or that of a run to go on with, and what that had seen.
+async fn record(
+    args: &Args,
+    config: &Config,
+    options: &mut CompareOptions,
+    output: Output,
+) -> Result<(Record, Vec<TableState>), Failure> {
+    let Some(run) = &args.resume else {
+        let record = Record::begin(config, args, options, output).await;
+        return Ok((record, Vec::new()));
+    };
+    let usage = |reason: String, hint: &str| Failure::new(Exit::Usage, reason, hint);
+    if args.mode != Mode::Rolling {
+        return Err(usage(
+            format!(
+                "a run of --mode {} cannot be gone on with",
+                args.mode.word()
+            ),
+            "its snapshots are gone; --tables restricts a new run to what was not finished",
+        ));
+    }
+    let resumed = Record::resume(config, run, output).await;
+    let (record, old) = resumed.map_err(not_compared)?;
+    (options.run, options.seed) = (run.clone(), old.seed);
+    let asked = record::asked_for(options);
+    if old.mode != args.mode.word() || old.options != asked {
+        let reason = format!(
+            "run {run} is another one: --mode {}, {}; not --mode {}, {asked}",
+            old.mode,
+            old.options,
+            args.mode.word()
+        );
+        record.fail(&reason).await;
+        return Err(usage(
+            reason,
+            "give it the same options, or begin a new run",
+        ));
+    }
+    Ok((record, old.tables))
+}
+
 impl Look<'_> {
+    /// In the mode asked for: the report, how to exit, and why it ended before it was through.
+    async fn at(
+        &self,
+        args: &Args,
+        signals: &mut Signals,
+        (record, old): (&Record, &[TableState]),
+    ) -> Result<(Report, Exit, Option<String>), Failure> {
+        match args.mode {
+            Mode::Exact | Mode::Quick => {
+                let report = Box::pin(self.exact(args, signals)).await?;
+                let exit = exit(report.verdict());
+                Ok((report, exit, None))
+            }
+            Mode::Rolling => {
+                let what = (args, self.options);
+                let round = Box::pin(self.rolling(what, signals, (record, old))).await?;
+                let exit = exit(round.report.verdict());
+                Ok((round.report, exit, round.stopped))
+            }
+            Mode::Watch => {
+                let watched = self.watch(args, signals, record, &|_| {});
+                let (report, exit) = Box::pin(watched).await?;
+                Ok((report, exit, None))
+            }
+        }
+    }
+
     /// Both sides frozen and compared.
     async fn exact(&self, args: &Args, signals: &mut Signals) -> Result<Report, Failure> {
         let freeze = freezing::options(self.config, &self.options.run, args.timeout);
@@ -254,8 +369,8 @@ impl Look<'_> {
         bars.end();
         let mut report = Report::exact(&pair, self.options, compared?, self.started);
         report.mode = match args.mode {
-            Mode::Exact => report::Mode::Exact,
             Mode::Quick => report::Mode::Quick,
+            Mode::Exact | Mode::Rolling | Mode::Watch => report::Mode::Exact,
         };
         Ok(report)
     }

@@ -193,6 +193,7 @@ pub(super) fn mode(mode: Mode) -> &'static str {
     match mode {
         Mode::Exact => "exact",
         Mode::Rolling => "rolling",
+        Mode::Watch => "watch",
         Mode::Quick => "quick",
     }
 }

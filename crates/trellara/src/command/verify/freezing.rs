@@ -43,7 +43,9 @@ pub(super) async fn frozen(
     let cancel = CancellationToken::new();
     let waiting = Waiting::new(output);
     let steps = |step| {
-        events.step(named(&step));
+        if step != Step::Nothing {
+            events.step(named(&step));
+        }
         waiting.for_a(step);
     };
     let mut freezing = std::pin::pin!(freeze(options, &steps, &cancel));
@@ -115,7 +117,8 @@ impl Waiting {
 
     /// The step began.
     pub(super) fn for_a(&self, step: Step) {
-        *self.lock() = Some((Instant::now(), step));
+        let step = (step != Step::Nothing).then(|| (Instant::now(), step));
+        *self.lock() = step;
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Option<(Instant, Step)>> {
@@ -133,12 +136,13 @@ impl Waiting {
 }
 
 /// A step's name for programs.
-fn named(step: &Step) -> &'static str {
+pub(super) fn named(step: &Step) -> &'static str {
     match step {
         Step::Connecting => "connecting",
         Step::AskingApplier => "asking_applier",
         Step::MakingSlot { .. } => "making_slot",
         Step::Reaching { .. } => "reaching",
+        Step::Nothing => "frozen",
     }
 }
 
@@ -153,6 +157,7 @@ fn told(step: &Step) -> String {
             };
             format!("waiting for open transactions on the source to end, try {this} of {of}{last}")
         }
+        Step::Nothing => String::new(),
         Step::Reaching { point } => format!("waiting for the applier to reach {point}"),
     }
 }

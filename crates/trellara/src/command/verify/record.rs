@@ -2,12 +2,11 @@
 //! down is told, and the run goes on.
 
 use trellara_verify::report::{DigestLane, Report};
-use trellara_verify::store::{NewRun, Store};
+use trellara_verify::store::{NewRun, OldRun, Store};
 use trellara_verify::{CompareOptions, VerifyError};
 
-use super::{Args, Mode};
+use super::Args;
 use crate::config::Config;
-use crate::exit::Failure;
 use crate::output::Output;
 use crate::verdict::{self, Circumstances};
 
@@ -27,10 +26,7 @@ impl Record {
     ) -> Self {
         let new = NewRun {
             run: &options.run,
-            mode: match args.mode {
-                Mode::Exact => "exact",
-                Mode::Quick => "quick",
-            },
+            mode: args.mode.word(),
             lane: match options.lane {
                 DigestLane::Row64 => "row64",
                 DigestLane::Blake3 => "blake3",
@@ -48,6 +44,22 @@ impl Record {
             }
         };
         Self { store, output }
+    }
+
+    /// Takes over the record of a run that ended before it was through, and what that had seen.
+    pub(super) async fn resume(
+        config: &Config,
+        run: &str,
+        output: Output,
+    ) -> Result<(Self, OldRun), VerifyError> {
+        let (store, old) = Store::resume(&config.target.connect, &config.flow, run).await?;
+        let store = Some(store);
+        Ok((Self { store, output }, old))
+    }
+
+    /// Where it is written down, if it is.
+    pub(super) fn store(&self) -> Option<&Store> {
+        self.store.as_ref()
     }
 
     /// It has a result; values of rows are never kept.
@@ -68,9 +80,9 @@ impl Record {
     }
 
     /// It has none.
-    pub(super) async fn fail(&self, failure: &Failure) {
+    pub(super) async fn fail(&self, reason: &str) {
         if let Some(store) = &self.store
-            && let Err(error) = store.fail(&failure.causes.join(": ")).await
+            && let Err(error) = store.fail(reason).await
         {
             warn(self.output, &error);
         }

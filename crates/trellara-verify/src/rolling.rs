@@ -1,0 +1,428 @@
+//! One slice of ranges after the other, as the databases are: no snapshot lives for long.
+//!
+//! A piece is digested on the source, then on the target when that has applied everything which was
+//! visible to the first. Where both are equal, the piece is verified through that position. Where
+//! they differ it is a suspect: what was committed in between may be on one side alone. Suspects are
+//! compared exactly, in frozen views of both sides that are let go at once. So nothing is ever
+//! called different that is not, however busy the flow is, and no row is too hot to be judged.
+//!
+//! Reading a suspect again until its row version (xmin, ctid) stays the same proves less: a commit
+//! can be decoded, sent and applied before it is visible on the source, where the old version is
+//! then unchanged at both looks; and a row that the target alone has, has no version to look at.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use futures_util::future::try_join_all;
+use futures_util::{FutureExt, try_join};
+use trellara_envelope::{Lsn, SystemId, Timeline};
+
+use crate::catalogue::{self, Catalogue};
+use crate::compare::{CompareOptions, Progress, beside, hash, over};
+use crate::digest::Piece;
+use crate::error::{Failure, Side, VerifyError};
+use crate::freeze::{FreezeOptions, Step, named};
+use crate::load::Load;
+use crate::measure::Digest;
+use crate::pool::{Lane, Pool};
+use crate::reader::Reader;
+use crate::report::{Mode, Outcome, Report, TableName, TableReport};
+use crate::shape::Shape;
+use crate::store::{Store, TableState};
+use crate::table::Ground;
+use crate::tally::Tally;
+use crate::{definitions, sequences};
+
+mod confirm;
+mod item;
+mod position;
+mod stop;
+
+use item::Item;
+pub use stop::Stop;
+
+/// How long the source is read before the target is.
+const SLICE: Duration = Duration::from_secs(10);
+/// And how many pieces at most: so many may have to be compared again in frozen views.
+const SLICE_PIECES: usize = 64;
+
+/// How to look.
+#[derive(Debug, Clone)]
+pub struct RollingOptions {
+    /// How to compare.
+    pub compare: CompareOptions,
+    /// How to freeze, where something has to be confirmed.
+    pub freeze: FreezeOptions,
+}
+
+/// Who hears of it.
+pub struct Listeners<'a> {
+    /// How far it is.
+    pub progress: &'a (dyn Fn(Progress) + Send + Sync),
+    /// What a way to frozen views waits for.
+    pub steps: &'a (dyn Fn(Step) + Send + Sync),
+    /// Where it is written down.
+    pub store: Option<&'a Store>,
+}
+
+/// A piece that was digested on the source.
+struct Looked {
+    item: usize,
+    piece: Piece,
+    source: Digest,
+    target: Option<Digest>,
+}
+
+/// Looks at everything once. A run that goes on with an older one begins where `old` says.
+///
+/// # Errors
+/// No result could be had at all. What is stopped before it is through is a result: the tables that
+/// were not looked at as a whole are not comparable, with the reason of the stop.
+pub async fn roll(
+    options: &RollingOptions,
+    old: &[TableState],
+    listeners: &Listeners<'_>,
+    stop: &Stop,
+) -> Result<Report, VerifyError> {
+    Box::pin(run(options, old, listeners, stop))
+        .await
+        .map_err(over)
+}
+
+async fn run(
+    options: &RollingOptions,
+    old: &[TableState],
+    listeners: &Listeners<'_>,
+    stop: &Stop,
+) -> Result<Report, Failure> {
+    let started = SystemTime::now();
+    let compare = &options.compare;
+    let source = named(&options.freeze, &options.freeze.source);
+    let target = named(&options.freeze, &options.freeze.target);
+    let open = || async {
+        let (source, target) = try_join!(
+            Reader::now(Side::Source, &source, compare),
+            Reader::now(Side::Target, &target, compare)
+        )?;
+        Ok::<_, VerifyError>(Lane { source, target })
+    };
+    let lanes = (0..compare.jobs.max(1)).map(|_| open().boxed());
+    let lanes = try_join_all(lanes.collect::<Vec<_>>()).await?;
+    let Lane {
+        source: source_now,
+        target: target_now,
+    } = open().await?;
+    let same_encoding = source_now.encoding() == target_now.encoding();
+    let present = lanes.first();
+    let present = present.ok_or_else(|| VerifyError::bug("no lane was made"))?;
+    let plan = Catalogue::read(present, compare).await?;
+    if let Some(store) = listeners.store {
+        store.define(&plan.definition_text()).await?;
+    }
+    let names: Vec<TableName> = plan.published.iter().map(|p| p.table.clone()).collect();
+    let sequences = beside(sequences::look(&source_now, &target_now, &names).await)?;
+    let definitions = beside(definitions::look(&source_now, &target_now, &names).await)?;
+    let (rate, pause) = (compare.rate_bytes_per_second, compare.pause.clone());
+    let ground = Ground {
+        load: Load::new(rate, pause, &source_now, &names).await?,
+        pool: Pool::new(lanes),
+        source_now,
+        target_now,
+        hash: hash(compare, same_encoding),
+        options: compare,
+        progress: listeners.progress,
+    };
+    let servers = position::servers(&ground).await?;
+    (listeners.progress)(Progress::Planned {
+        tables: plan.estimates(),
+    });
+    let mut tables: Vec<TableReport> = plan.gone.iter().map(catalogue::gone).collect();
+    let mut pairs = Vec::new();
+    for published in &plan.published {
+        match plan.pair(published, same_encoding) {
+            Ok(pair) => pairs.push(pair),
+            Err(failure) => tables.push(plan.refused(&published.table, failure, Duration::ZERO)?),
+        }
+    }
+    let mut rolling = Rolling {
+        options,
+        ground: &ground,
+        plan: &plan,
+        listeners,
+        stop,
+        source: (servers.0.system, servers.0.timeline),
+        items: Vec::new(),
+        held: Duration::ZERO,
+        since: None,
+        frozen: 0,
+    };
+    for pair in &pairs {
+        match Item::new(&ground, pair, old).await {
+            Ok(item) => rolling.items.push(item),
+            Err(failure) => tables.push(plan.refused(&pair.table, failure, Duration::ZERO)?),
+        }
+    }
+    rolling.through().await?;
+    plan.check(&ground.source_now, compare).await?;
+    let (held, since) = (rolling.held, rolling.since);
+    let started_at = position::now(&ground).await?;
+    tables.extend(rolling.reports());
+    tables.sort_by(|a, b| a.table.cmp(&b.table));
+    Ok(Report {
+        run: compare.run.clone(),
+        mode: Mode::Rolling,
+        lane: compare.lane,
+        started,
+        seed: compare.seed,
+        consistent_point: since.unwrap_or(started_at),
+        source: servers.0,
+        target: servers.1,
+        held,
+        tables,
+        left_out: plan.left_out.clone(),
+        not_covered: plan.not_covered.clone(),
+        sequences,
+        definitions,
+        took: started.elapsed().unwrap_or_default(),
+    })
+}
+
+/// A round on its way.
+struct Rolling<'a> {
+    options: &'a RollingOptions,
+    ground: &'a Ground<'a>,
+    plan: &'a Catalogue,
+    listeners: &'a Listeners<'a>,
+    stop: &'a Stop,
+    source: (SystemId, Timeline),
+    items: Vec<Item<'a>>,
+    held: Duration,
+    /// The oldest position that anything was compared at.
+    since: Option<Lsn>,
+    /// Ways to frozen views so far.
+    frozen: u32,
+}
+
+impl Rolling<'_> {
+    /// Slice by slice, until everything was looked at or it shall stop.
+    async fn through(&mut self) -> Result<(), Failure> {
+        while !self.stop.is_stopped() {
+            let slice = tokio::select! {
+                () = self.stop.stopped() => return Ok(()),
+                slice = self.read_source() => slice?,
+            };
+            if slice.is_empty() {
+                break;
+            }
+            self.slice(slice).await?;
+        }
+        for at in 0..self.items.len() {
+            self.tell(at).await?;
+        }
+        Ok(())
+    }
+
+    /// Reads the source for a while.
+    async fn read_source(&mut self) -> Result<Vec<Looked>, Failure> {
+        let began = Instant::now();
+        let jobs = self.options.compare.jobs.max(1);
+        let mut slice = Vec::new();
+        while began.elapsed() < SLICE && slice.len() < SLICE_PIECES {
+            let mut pieces = Vec::new();
+            while pieces.len() < jobs
+                && let Some(piece) = self.next_piece().await?
+            {
+                pieces.push(piece);
+            }
+            if pieces.is_empty() {
+                break;
+            }
+            let items = &self.items;
+            let reads = pieces.into_iter().map(|(at, piece)| {
+                async move {
+                    match items.get(at) {
+                        Some(item) => (at, item.work.source_digests(piece).await),
+                        None => (at, Ok(Vec::new())),
+                    }
+                }
+                .boxed()
+            });
+            let read = futures_util::future::join_all(reads.collect::<Vec<_>>()).await;
+            for (at, digests) in read {
+                match digests {
+                    Ok(digests) => {
+                        slice.extend(digests.into_iter().map(|(piece, source)| Looked {
+                            item: at,
+                            piece,
+                            source,
+                            target: None,
+                        }))
+                    }
+                    Err(failure) => self.fail(at, failure)?,
+                }
+            }
+        }
+        Ok(slice)
+    }
+
+    /// The next piece of the first table that has one.
+    async fn next_piece(&mut self) -> Result<Option<(usize, Piece)>, Failure> {
+        for at in 0..self.items.len() {
+            while let Some(item) = self.items.get_mut(at) {
+                if item.failed.is_some() || item.next.is_none() {
+                    break;
+                }
+                match item.advance().await {
+                    Ok(Some(piece)) => return Ok(Some((at, piece))),
+                    Ok(None) => {}
+                    Err(failure) => self.fail(at, failure)?,
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// What was read on the source, on the target when that has it all.
+    async fn slice(&mut self, mut slice: Vec<Looked>) -> Result<(), Failure> {
+        let position = position::now(self.ground).await?;
+        if !self.reached(position).await? {
+            return Ok(());
+        }
+        let jobs = self.options.compare.jobs.max(1);
+        for some in slice.chunks_mut(jobs) {
+            let items = &self.items;
+            let reads = some.iter().map(|looked| {
+                let (item, piece) = (items.get(looked.item), looked.piece.clone());
+                async move {
+                    match item {
+                        Some(item) => item.work.target_digest(&piece).await,
+                        None => Ok(None),
+                    }
+                }
+                .boxed()
+            });
+            let read = futures_util::future::join_all(reads.collect::<Vec<_>>()).await;
+            for (looked, target) in some.iter_mut().zip(read) {
+                match target {
+                    Ok(target) => looked.target = target,
+                    Err(failure) => self.fail(looked.item, failure)?,
+                }
+            }
+        }
+        let mut touched: Vec<usize> = slice.iter().map(|looked| looked.item).collect();
+        touched.sort_unstable();
+        touched.dedup();
+        for at in &touched {
+            self.check(*at).await?;
+        }
+        slice.retain(|looked| {
+            let item = self.items.get(looked.item);
+            item.is_some_and(|item| item.failed.is_none())
+        });
+        let (equal, suspects): (Vec<_>, Vec<_>) = slice
+            .into_iter()
+            .partition(|looked| looked.target == Some(looked.source));
+        for looked in equal {
+            if let Some(item) = self.items.get(looked.item) {
+                item.work.verified(looked.source, position);
+                self.since = oldest(self.since, position);
+            }
+        }
+        if !suspects.is_empty() {
+            self.confirm(suspects).await?;
+        }
+        for at in touched {
+            if let Some(item) = self.items.get_mut(at)
+                && item.failed.is_none()
+            {
+                item.done_to = item.next.clone();
+            }
+            self.tell(at).await?;
+        }
+        Ok(())
+    }
+
+    /// Refuses a table whose definition is another one now.
+    async fn check(&mut self, at: usize) -> Result<(), Failure> {
+        let Some(item) = self.items.get(at) else {
+            return Ok(());
+        };
+        let (ground, table) = (self.ground, &item.pair.table);
+        let now = try_join!(
+            Shape::read(&ground.source_now, table),
+            Shape::read(&ground.target_now, table)
+        )?;
+        let sides = [
+            (Side::Source, &item.shapes.0, &now.0),
+            (Side::Target, &item.shapes.1, &now.1),
+        ];
+        let changed = sides
+            .into_iter()
+            .find_map(|(side, then, now)| Some((side, then.redefined(now)?)));
+        if let Some((side, what)) = changed {
+            let failure = Failure::NotComparable {
+                reason: format!("the {side}'s table was {what} while it was compared"),
+                hint: "run it again".into(),
+            };
+            self.fail(at, failure)?;
+        }
+        Ok(())
+    }
+
+    /// The table is not compared further; a failure of the run ends it.
+    fn fail(&mut self, at: usize, failure: Failure) -> Result<(), Failure> {
+        if let Some(item) = self.items.get_mut(at)
+            && item.failed.is_none()
+        {
+            item.failed = Some(self.plan.reason(&item.pair.table, failure)?);
+        }
+        Ok(())
+    }
+
+    /// Writes down how far the table is, and tells when it is done.
+    async fn tell(&mut self, at: usize) -> Result<(), Failure> {
+        let Some(item) = self.items.get_mut(at) else {
+            return Ok(());
+        };
+        if item.said.is_some() {
+            return Ok(());
+        }
+        if let Some(store) = self.listeners.store {
+            let state = item.state();
+            store.table(&item.pair.table, &state).await?;
+        }
+        if item.failed.is_some() || item.done_to.is_none() {
+            let mut report = item.report();
+            if report.outcome == Outcome::Different && self.options.compare.recipes {
+                report.recipe = Some(item.work.recipe().await?);
+            }
+            let report = Arc::new(report);
+            (self.listeners.progress)(Progress::Finished {
+                report: Arc::clone(&report),
+            });
+            item.said = Some(Arc::unwrap_or_clone(report));
+        }
+        Ok(())
+    }
+
+    /// What is said of each table now.
+    fn reports(self) -> Vec<TableReport> {
+        let (reason, hint) = self.stop.reason();
+        let items = self.items.into_iter();
+        items
+            .map(|mut item| {
+                if let Some(said) = item.said {
+                    return said;
+                }
+                if item.done_to.is_some() && item.failed.is_none() {
+                    item.failed = Some((reason.clone(), hint.clone()));
+                }
+                item.report()
+            })
+            .collect()
+    }
+}
+
+fn oldest(seen: Option<Lsn>, position: Lsn) -> Option<Lsn> {
+    Some(seen.map_or(position, |seen| seen.min(position)))
+}

@@ -1,0 +1,169 @@
+//! One table on its way.
+
+use std::time::Instant;
+
+use crate::catalogue;
+use crate::digest::{Border, Piece};
+use crate::error::Failure;
+use crate::mapping::Pair;
+use crate::measure::Digest;
+use crate::plan::Plan;
+use crate::report::{Method, Outcome, TableReport};
+use crate::select::Sample;
+use crate::shape::Shape;
+use crate::store::TableState;
+use crate::sum::Sum;
+use crate::table::{Ground, Work};
+
+/// One table on its way.
+pub(super) struct Item<'a> {
+    pub(super) work: Work<'a>,
+    pub(super) pair: &'a Pair,
+    pub(super) sample: Sample,
+    /// As both sides were when it began.
+    pub(super) shapes: (Shape, Shape),
+    /// Where the next piece begins; `None` behind the last.
+    pub(super) next: Option<Option<Border>>,
+    /// The same of what is done with: read on both sides, and confirmed where it had to be.
+    pub(super) done_to: Option<Option<Border>>,
+    pub(super) number: u32,
+    pub(super) failed: Option<(String, String)>,
+    pub(super) began: Instant,
+    /// What was said of it.
+    pub(super) said: Option<TableReport>,
+}
+
+impl<'a> Item<'a> {
+    /// Begins, where an older run was to go on with that.
+    pub(super) async fn new(
+        ground: &'a Ground<'a>,
+        pair: &'a Pair,
+        old: &[TableState],
+    ) -> Result<Self, Failure> {
+        let work = Work::new(ground, pair);
+        let shapes = work.shapes().await?;
+        let options = ground.options;
+        let mut item = Self {
+            sample: Sample::new(&options.run, &pair.table, options.sample),
+            work,
+            pair,
+            shapes,
+            next: Some(None),
+            done_to: Some(None),
+            number: 0,
+            failed: None,
+            began: Instant::now(),
+            said: None,
+        };
+        let state = old.iter().find(|s| s.table.as_ref() == Some(&pair.table));
+        // The rows found before are not kept, so a table that differs is looked at again. So is one
+        // that is sampled: what was passed over is not kept either.
+        let whole = item.sample.is_whole();
+        if let Some(state) = state.filter(|s| whole && s.differing == [0; 4]) {
+            item.go_on(state);
+        }
+        Ok(item)
+    }
+}
+
+impl Item<'_> {
+    fn go_on(&mut self, state: &TableState) {
+        let sum = |text: &String| text.parse::<i128>().ok().map(Sum::from);
+        let [Some(source), Some(target)] = [sum(&state.sums[0]), sum(&state.sums[1])] else {
+            return;
+        };
+        let [source_rows, target_rows] = state.rows;
+        self.work.with(|tally| {
+            tally.pieces = state.pieces;
+            tally.verified_through = state.verified_through;
+            let digest = |rows, sum| Digest { rows, sum };
+            tally.add(digest(source_rows, source), digest(target_rows, target));
+        });
+        self.number = state.pieces;
+        if state.done {
+            self.next = None;
+        } else if let Some(border) = &state.next_from {
+            self.next = Some(Some(border.clone()));
+        }
+        self.done_to = self.next.clone();
+    }
+
+    /// Moves on by a piece; `None` when it is in no sample.
+    pub(super) async fn advance(&mut self) -> Result<Option<Piece>, Failure> {
+        let (number, from) = (self.number, self.next.take());
+        self.number += 1;
+        match &self.pair.plan {
+            Plan::Range(casts) => {
+                let Some((piece, next)) = self.work.next_piece(from, casts).await else {
+                    return Ok(None);
+                };
+                let piece = piece?;
+                self.next = next;
+                // The first is taken in any case, so that something of every table is seen.
+                if number == 0 || self.sample.takes(number) {
+                    return Ok(Some(piece));
+                }
+                self.work.with(|tally| tally.passed_over += 1);
+                Ok(None)
+            }
+            Plan::Bucket(_) if self.sample.is_whole() => {
+                let (from, to, casts) = (None, None, Vec::new());
+                Ok(Some(Piece::Range { from, to, casts }))
+            }
+            Plan::Bucket(of) => {
+                let numbers = self.sample.of(*of);
+                let over = *of - numbers.len() as u32;
+                self.work.with(|tally| tally.passed_over = over);
+                Ok(Some(Piece::Buckets { numbers, of: *of }))
+            }
+        }
+    }
+
+    pub(super) fn outcome(&self) -> Outcome {
+        if self.work.with(|tally| tally.differing()) > 0 {
+            return Outcome::Different;
+        }
+        match &self.failed {
+            Some((reason, hint)) => Outcome::NotComparable {
+                reason: reason.clone(),
+                hint: hint.clone(),
+            },
+            None if self.work.with(|tally| tally.passed_over) > 0 => Outcome::NoneFound,
+            None => Outcome::Equal,
+        }
+    }
+
+    pub(super) fn state(&self) -> TableState {
+        let outcome = self.outcome();
+        self.work.with(|tally| TableState {
+            table: Some(self.pair.table.clone()),
+            next_from: self.done_to.clone().flatten(),
+            done: self.done_to.is_none() && self.failed.is_none(),
+            pieces: tally.pieces,
+            rows: [tally.source.rows, tally.target.rows],
+            sums: [tally.source.sum.to_string(), tally.target.sum.to_string()],
+            differing: [tally.missing, tally.extra, tally.changed, tally.duplicate],
+            outcome: Some(outcome.word().to_owned()),
+            verified_through: tally.verified_through,
+        })
+    }
+
+    /// What is said of it; what was counted goes with it.
+    pub(super) fn report(&mut self) -> TableReport {
+        let mut tally = self.work.with(std::mem::take);
+        tally.took = self.began.elapsed();
+        if let Some((reason, hint)) = &self.failed {
+            if tally.differing() == 0 {
+                let (reason, hint) = (reason.clone(), hint.clone());
+                return catalogue::not_comparable(&self.pair.table, reason, hint, tally.took);
+            }
+            // How many there are behind the failure is not known.
+            tally.passed_over += 1;
+        }
+        let method = match &self.pair.plan {
+            Plan::Range(_) => Method::Range(tally.pieces + tally.passed_over),
+            Plan::Bucket(of) => Method::Bucket(*of),
+        };
+        tally.report(self.pair, method)
+    }
+}

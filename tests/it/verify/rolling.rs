@@ -1,0 +1,232 @@
+//! Rolling: no snapshot lives for long, and nothing is called different that is not.
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
+use trellara_testkit::compare::connect;
+use trellara_testkit::daemon::Daemon;
+use trellara_testkit::ground::GroundOptions;
+
+use super::{SCHEMA, load, table, verify};
+use crate::restart::{ground, until};
+use crate::scenario::{WITHIN, run, started, value};
+
+const ROLLING: [&str; 2] = ["--mode", "rolling"];
+const FILL: &str = "INSERT INTO kept SELECT g, 'v' || g, g FROM generate_series(1, 3000) AS g";
+
+/// Hot rows are suspects in every round; only what was planted is a difference.
+#[tokio::test]
+async fn rolling_under_load_finds_what_was_planted_and_nothing_else() -> Result<()> {
+    let flow = started(18, "rolling", &[SCHEMA], "").await?;
+    run(&flow.source_admin, &[FILL]).await?;
+    flow.caught_up(WITHIN).await?;
+    let load = load(&flow, 18, 8)?;
+    let mut frozen = 0;
+    for _ in 0..3 {
+        let (code, document, stderr) = verify(&flow, &ROLLING).await?;
+        let document = document.with_context(|| stderr.clone())?;
+        ensure!(code == 0, "verify ended with {code}: {document} {stderr}");
+        ensure!(document["verdict"] == "equal", "{document}");
+        frozen += i32::from(document["applier_held_seconds"].as_f64() > Some(0.0));
+    }
+    ensure!(
+        !load.is_finished() && frozen > 0,
+        "no suspect was confirmed"
+    );
+    run(
+        &flow.target_admin,
+        &[
+            "UPDATE kept SET v = 'other' WHERE id = 17",
+            "DELETE FROM kept WHERE id = 1200",
+            "INSERT INTO kept VALUES (999999, 'nobody''s', 1)",
+        ],
+    )
+    .await?;
+    let (code, document, stderr) = verify(&flow, &ROLLING).await?;
+    ensure!(code == 3, "verify ended with {code}: {stderr}");
+    let document = document.context("a document")?;
+    let kept = table(&document, "public.kept")?;
+    let rows = kept["differences"].as_array().context("differences")?;
+    let rows: Vec<String> = rows
+        .iter()
+        .map(|row| format!("{} {}", row["id"].as_str().unwrap_or(""), row["kind"]))
+        .collect();
+    let expected = [
+        "id=17 \"changed\"",
+        "id=1200 \"missing\"",
+        "id=999999 \"extra\"",
+    ];
+    ensure!(rows == expected, "{rows:?}");
+    ensure!(
+        table(&document, "public.log")?["outcome"] == "equal",
+        "{document}"
+    );
+    load.await??;
+    flow.caught_up(WITHIN).await
+}
+
+/// Why suspects are not confirmed by reading them again until their row version stays the same: a
+/// commit that waits for a synchronous standby is decoded, sent and applied before it is visible,
+/// and the source's row version says that nothing happened. It is never called different.
+#[tokio::test]
+async fn a_commit_that_is_applied_before_it_is_visible_is_no_difference() -> Result<()> {
+    const VERSION: &str = "SELECT concat_ws(' ', xmin, ctid, v) FROM kept WHERE id = 7";
+    let (_ground, flow) = ground(GroundOptions::version(18), SCHEMA, "").await?;
+    run(&flow.source_admin, &[FILL]).await?;
+    flow.caught_up(WITHIN).await?;
+    let before = value(&flow.source_admin, VERSION).await?;
+    let standby = |name: &str| format!("ALTER SYSTEM SET synchronous_standby_names = '{name}'");
+    let reload = "SELECT pg_reload_conf()";
+    run(&flow.source_admin, &[&standby("nobody"), reload]).await?;
+    until(
+        &flow.source_admin,
+        "SHOW synchronous_standby_names",
+        "nobody",
+        WITHIN,
+    )
+    .await?;
+    let hanging = connect(&flow.source_admin).await?;
+    let commit = tokio::spawn(async move {
+        let update = "UPDATE public.kept SET v = 'ahead' WHERE id = 7";
+        hanging.batch_execute(update).await
+    });
+    until(
+        &flow.target_admin,
+        "SELECT v FROM kept WHERE id = 7",
+        "ahead",
+        WITHIN,
+    )
+    .await?;
+    let meanwhile = value(&flow.source_admin, VERSION).await?;
+    ensure!(meanwhile == before, "{before} became {meanwhile}");
+    let (code, document, stderr) = verify(&flow, &ROLLING).await?;
+    let document = document.with_context(|| stderr.clone())?;
+    ensure!(code == 4, "verify ended with {code}: {document} {stderr}");
+    let kept = table(&document, "public.kept")?;
+    ensure!(kept["outcome"] == "not comparable", "{kept}");
+    let reason = kept["reason"].as_str().context("a reason")?;
+    ensure!(reason.contains("temporary slot"), "{reason}");
+    ensure!(value(&flow.source_admin, VERSION).await? == before);
+    run(&flow.source_admin, &[&standby(""), reload]).await?;
+    commit.await??;
+    let (code, document, stderr) = verify(&flow, &ROLLING).await?;
+    ensure!(code == 0, "verify ended with {code}: {document:?} {stderr}");
+    Ok(())
+}
+
+/// A run that was interrupted goes on behind what it had verified.
+#[tokio::test]
+async fn an_interrupted_rolling_run_goes_on_where_it_was() -> Result<()> {
+    let schema = "CREATE TABLE a (id int PRIMARY KEY, v int); CREATE TABLE b (id int PRIMARY KEY);\
+                  CREATE TABLE c (id int PRIMARY KEY); CREATE TABLE d (id int PRIMARY KEY)";
+    let flow = started(18, "resumed", &[schema], "").await?;
+    let fill = "INSERT INTO a VALUES (1, 1); INSERT INTO b VALUES (1); INSERT INTO c VALUES (1); \
+                INSERT INTO d VALUES (1)";
+    run(&flow.source_admin, &[fill]).await?;
+    flow.caught_up(WITHIN).await?;
+    let log = flow.folder().join("verify.log");
+    // A page of 8 KiB takes eight seconds; the first slice of ten holds some of the tables.
+    let slow = [
+        "verify",
+        "--mode",
+        "rolling",
+        "--jobs",
+        "1",
+        "--max-rate",
+        "1KiB",
+    ];
+    let mut judge = Daemon::start(&flow.config(), &slow, &log)?;
+    let done = "SELECT count(*) > 0 FROM trellara.verify_table WHERE done AND table_name = 'a'";
+    until(&flow.target_admin, done, "t", WITHIN).await?;
+    judge.signal(Signal::SIGTERM)?;
+    let ended = judge.wait(WITHIN)?;
+    ensure!(ended.code() == Some(4), "{ended:?} {}", judge.log());
+    let name = value(&flow.target_admin, "SELECT run FROM trellara.verify_run").await?;
+    ensure!(
+        judge.log().contains(&format!("--resume {name}")),
+        "{}",
+        judge.log()
+    );
+    let state = "SELECT state || ' ' || reason FROM trellara.verify_run";
+    let state = value(&flow.target_admin, state).await?;
+    ensure!(state == "failed interrupted by SIGTERM", "{state}");
+    // What was looked at before is not looked at again.
+    run(&flow.target_admin, &["UPDATE a SET v = 2"]).await?;
+    let other = ["--mode", "rolling", "--resume", &name, "--tables", "a"];
+    let (code, _, stderr) = verify(&flow, &other).await?;
+    ensure!(
+        code == 64 && stderr.contains("is another one"),
+        "{code}: {stderr}"
+    );
+    let (code, _, stderr) = verify(&flow, &["--resume", &name]).await?;
+    ensure!(
+        code == 64 && stderr.contains("--tables"),
+        "{code}: {stderr}"
+    );
+    let resume = ["--mode", "rolling", "--resume", &name];
+    let (code, document, stderr) = verify(&flow, &resume).await?;
+    ensure!(code == 0, "verify ended with {code}: {document:?} {stderr}");
+    let document = document.context("a document")?;
+    ensure!(document["id"] == name.as_str(), "{document}");
+    ensure!(
+        table(&document, "public.a")?["source_rows"] == 1,
+        "{document}"
+    );
+    let (code, _, stderr) = verify(&flow, &resume).await?;
+    ensure!(code == 4 && stderr.contains("no run"), "{code}: {stderr}");
+    let (code, _, stderr) = verify(&flow, &ROLLING).await?;
+    ensure!(code == 3, "verify ended with {code}: {stderr}");
+    Ok(())
+}
+
+/// A watch tells each table as it is done, goes on through what is in the way, and says at the end
+/// what it saw last.
+#[tokio::test]
+async fn a_watch_goes_on_through_what_is_in_the_way() -> Result<()> {
+    let mut flow = started(15, "watched", &[SCHEMA], "").await?;
+    run(&flow.source_admin, &[FILL]).await?;
+    flow.caught_up(WITHIN).await?;
+    let log = flow.folder().join("watch.log");
+    let words = [
+        "verify",
+        "--mode",
+        "watch",
+        "--every",
+        "500ms",
+        "--timeout",
+        "2s",
+    ];
+    let mut judge = Daemon::start(&flow.config(), &words, &log)?;
+    judge
+        .logged("public.kept: equal, 3000 rows, through ", WITHIN)
+        .await?;
+    run(
+        &flow.target_admin,
+        &["UPDATE kept SET v = 'x' WHERE id = 9"],
+    )
+    .await?;
+    judge
+        .logged("public.kept: DIFFERENT, 1 rows", WITHIN)
+        .await?;
+    flow.applier.take().context("applier")?.terminate(WITHIN)?;
+    run(
+        &flow.source_admin,
+        &["INSERT INTO log VALUES (1, 'behind')"],
+    )
+    .await?;
+    judge.logged("the round was ended: ", WITHIN).await?;
+    run(
+        &flow.target_admin,
+        &["UPDATE kept SET v = 'v9' WHERE id = 9"],
+    )
+    .await?;
+    flow.start_applier()?;
+    let equal = "SELECT string_agg(outcome, ' ') FROM trellara.verify_table \
+                  WHERE verified_at > now() - interval '10 s' AND verified_through IS NOT NULL";
+    until(&flow.target_admin, equal, "equal equal", WITHIN).await?;
+    judge.signal(Signal::SIGTERM)?;
+    let ended = judge.wait(WITHIN)?;
+    ensure!(ended.code() == Some(0), "{ended:?} {}", judge.log());
+    let kept = "SELECT concat_ws(' ', state, mode, verdict) FROM trellara.verify_run";
+    ensure!(value(&flow.target_admin, kept).await? == "finished watch equal");
+    Ok(())
+}
