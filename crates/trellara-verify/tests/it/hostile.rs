@@ -67,6 +67,44 @@ async fn settings_of_a_database_change_nothing() {
 }
 
 #[tokio::test]
+async fn settings_of_a_role_change_nothing() {
+    for version in VERSIONS {
+        let world = World::new(version).await;
+        world
+            .both("CREATE TABLE t (k timestamptz PRIMARY KEY, f float8, i interval, b bytea, d date);
+                   INSERT INTO t SELECT '2024-03-04 05:06:07+00'::timestamptz + g * '1 h'::interval, 0.1::float8 + 0.2::float8, '1 day 02:03:04', '\\xff00', '2024-03-04'
+                   FROM generate_series(1, 40) g")
+            .await;
+        world.publish_all().await;
+        let connect = role(&world, "styled").await;
+        let user = connect.user();
+        world
+            .source
+            .run(&format!("GRANT SELECT ON t TO {user}"))
+            .await;
+        for setting in [
+            "DateStyle = 'SQL, DMY'",
+            "TimeZone = 'Asia/Kolkata'",
+            "IntervalStyle = 'sql_standard'",
+            "extra_float_digits = 0",
+            "bytea_output = 'escape'",
+            "search_path = public",
+            "default_transaction_isolation = 'serializable'",
+            "enable_hashagg = off",
+        ] {
+            let set = format!("ALTER ROLE {user} SET {setting}");
+            world.source.run(&set).await;
+        }
+        let (source, _keep) = world.source.freeze(&connect).await;
+        let (target, _keep_too) = world.target.freeze(&world.target.connect).await;
+        let got = try_compare(&source, &target, |o| o.range_rows = 9).await;
+        let got = got.expect("compare");
+        assert_eq!(found(&got.tables[0]), [""; 0], "on {version}");
+        assert_eq!(got.tables[0].source_rows, 40);
+    }
+}
+
+#[tokio::test]
 async fn another_collation_makes_buckets() {
     for version in VERSIONS {
         let other = "TEMPLATE template0 LC_COLLATE 'C.UTF-8' LC_CTYPE 'C.UTF-8'";

@@ -91,6 +91,33 @@ async fn empty_tables_and_tables_without_columns() {
 }
 
 #[tokio::test]
+async fn all_rows_on_one_side_only() {
+    for (version, key) in [(15, "PRIMARY KEY"), (18, "PRIMARY KEY"), (18, "")] {
+        let world = World::new(version).await;
+        let make = format!("CREATE TABLE t (k int {key}, v text)");
+        world.both(&make).await;
+        world.publish_all().await;
+        let fill = "INSERT INTO t SELECT g, 'v' FROM generate_series(1, 1000) g";
+        for (filled, expected) in [(&world.source, (1000, 0)), (&world.target, (0, 1000))] {
+            filled.run(fill).await;
+            let report = world
+                .report_with(|o| (o.range_rows, o.max_diffs) = (300, 5))
+                .await;
+            assert_eq!(
+                (report.missing, report.extra),
+                expected,
+                "{key} on {version}"
+            );
+            assert_eq!((report.source_rows, report.target_rows), expected);
+            assert_eq!((report.changed, report.duplicate), (0, 0));
+            assert_eq!(found(&report).len(), 5);
+            filled.run("TRUNCATE t").await;
+            assert_eq!(found(&world.report().await), [""; 0]);
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_key_that_the_target_does_not_keep_unique() {
     for version in VERSIONS {
         let world = World::new(version).await;

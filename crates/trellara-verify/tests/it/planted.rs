@@ -171,6 +171,22 @@ async fn one_a_thousand_and_many_differences() {
 }
 
 #[tokio::test]
+async fn a_million_differences_are_counted() {
+    const ROWS: u64 = 1_000_000;
+    let world = World::new(18).await;
+    world
+        .both("CREATE TABLE t (k int PRIMARY KEY, v int); ALTER TABLE t SET (autovacuum_enabled = off)")
+        .await;
+    let fill = |of: &str| format!("INSERT INTO t SELECT g, {of} FROM generate_series(1, {ROWS}) g");
+    world.source.run(&fill("g")).await;
+    world.target.run(&fill("-g")).await;
+    world.publish_all().await;
+    let report = world.report_with(|o| o.max_diffs = 3).await;
+    assert_eq!(found(&report).len(), 3);
+    assert_eq!((report.changed, report.differing()), (ROWS, ROWS));
+}
+
+#[tokio::test]
 async fn values_are_told_when_asked_for_and_only_then() {
     let world = World::new(18).await;
     world

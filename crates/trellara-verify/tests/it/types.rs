@@ -149,11 +149,73 @@ const TYPES: &[(&str, &str, [&str; 3])] = &[
     ("regclass", "k", ["'pg_class'", "'public.other'", "0"]),
     ("pg_snapshot", "", ["'10:20:10,14'", "'10:20:'", "'10:10:'"]),
     ("regtype", "k", ["'int4'", "'public.mood'", "0"]),
+    ("regproc", "k", ["'now'", "'pg_typeof'", "0"]),
+    ("oidvector", "k", ["'1 2'", "'1'", "''"]),
+    ("xml", "", ["'<a/>'", "'<a></a>'", "'a<b/>'"]),
+    ("bpchar", "k", ["'a'", "'b'", "'c'"]),
+    ("numeric(3,-2)", "k", ["100", "0", "-99900"]),
+    (
+        "timestamptz(0)",
+        "k",
+        [
+            "'2024-01-01 00:00+00'",
+            "'infinity'",
+            "'2024-01-01 00:00-01'",
+        ],
+    ),
+    (
+        "int8range",
+        "k",
+        ["'[1,9223372036854775807)'", "'empty'", "'(,)'"],
+    ),
+    (
+        "tsrange",
+        "k",
+        ["'[2024-01-01,2024-01-02)'", "'empty'", "'[2024-01-01,)'"],
+    ),
+    (
+        "datemultirange",
+        "k",
+        ["'{}'", "'{[2024-01-01,2024-01-02)}'", "'{(,)}'"],
+    ),
+    (
+        "bytea[]",
+        "k",
+        ["ARRAY[decode('00', 'hex')]", "'{}'", "'{NULL}'"],
+    ),
+    (
+        "uuid[]",
+        "k",
+        [
+            "'{00000000-0000-0000-0000-000000000000}'",
+            "'{}'",
+            "'{NULL}'",
+        ],
+    ),
+    ("jsonb[]", "", ["'{1.0}'", "'{1.00}'", "'{NULL}'"]),
+    ("pair[]", "", ["'{\"(1,a)\"}'", "'{\"(1,)\"}'", "'{NULL}'"]),
+    ("spans", "k", ["'[1.5,2)'", "'empty'", "'[1.50,)'"]),
+    ("hstore", "k", ["'a=>1'", "'a=>NULL'", "''"]),
+    ("citext", "k", ["'a'", "'B'", "'c '"]),
+    ("ltree", "k", ["'a.b'", "'a'", "''"]),
+    ("cube", "k", ["'(1,2)'", "'(1,3)'", "'0'"]),
+    (
+        "isbn",
+        "k",
+        [
+            "'978-0-393-04002-9'",
+            "'978-3-16-148410-0'",
+            "'978-0-306-40615-7'",
+        ],
+    ),
 ];
 
 const BEFORE: &str = "CREATE TYPE mood AS ENUM ('sad', 'ok', 'happy');
     CREATE DOMAIN positive AS integer CHECK (VALUE > 0);
     CREATE TYPE pair AS (a integer, b text);
+    CREATE TYPE spans AS RANGE (subtype = numeric);
+    CREATE EXTENSION hstore; CREATE EXTENSION citext; CREATE EXTENSION ltree; CREATE EXTENSION cube;
+    CREATE EXTENSION isn;
     CREATE TABLE other ();";
 
 #[tokio::test]
@@ -211,6 +273,7 @@ async fn each_type_as_the_key() {
         let world = World::new(version).await;
         world.both(BEFORE).await;
         let keys: Vec<_> = TYPES.iter().filter(|(_, kind, _)| *kind == "k").collect();
+        assert!(keys.len() >= 40);
         let (mut make, mut spoil) = (String::new(), String::new());
         for (i, (declared, _, [a, b, c])) in keys.iter().enumerate() {
             let declared = match *declared {
@@ -244,7 +307,7 @@ async fn each_type_as_the_key() {
             assert_eq!(kinds, ["changed(w)", "extra", "missing"], "{declared}");
             ranges += u32::from(matches!(report.method, Some(Method::Range(_))));
         }
-        // int ×3, numeric ×2, text ×2, bytea, date, timestamp ×2, uuid.
-        assert_eq!(ranges, 12, "on {version}");
+        // int ×3, numeric ×3, text ×2, bytea, date, timestamp, timestamptz ×2, uuid.
+        assert_eq!(ranges, 14, "on {version}");
     }
 }
