@@ -189,3 +189,39 @@ async fn more_rows_than_one_statement_names_are_listed() {
     let whole = |d: &trellara_verify::report::Difference| d.key.len() == 2;
     assert!(report.differences.iter().all(whole));
 }
+
+/// The planner's part: it plans workers only where it sees that the scan may be divided.
+#[tokio::test]
+async fn buckets_are_counted_by_parallel_scans() {
+    let world = World::new(18).await;
+    // By their size neither these nor the catalogues would be worth a worker.
+    let make = "CREATE TABLE n (a int, b text) WITH (parallel_workers = 2);
+                CREATE TABLE k (a float8 PRIMARY KEY, b text) WITH (parallel_workers = 2);
+                INSERT INTO n SELECT i, 'x' FROM generate_series(1, 50000) i;
+                INSERT INTO k SELECT i, 'x' FROM generate_series(1, 50000) i; ANALYZE";
+    world.both(make).await;
+    world.publish_all().await;
+    let database = world.source.ask("SELECT current_database()").await;
+    // What a worker sends has its price, so only groups are worth sending, not every row.
+    let free = format!("ALTER DATABASE {database} SET parallel_setup_cost = 0");
+    world.source.run(&free).await;
+    let got = world.compare_with(|o| o.jobs = 1).await;
+    for table in &got.tables {
+        assert!(matches!(table.method, Some(Method::Bucket(_))), "{table:?}");
+    }
+    // A session tells of itself when it ends, which is some time after it was told to.
+    let planned = "SELECT pg_stat_clear_snapshot(), parallel_workers_to_launch = 4
+        FROM pg_stat_database WHERE datname = current_database()";
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while world
+        .source
+        .ask(&format!("SELECT p FROM ({planned}) AS x(c, p)"))
+        .await
+        != "t"
+    {
+        assert!(
+            std::time::Instant::now() < deadline,
+            "no worker was planned"
+        );
+    }
+}
