@@ -67,6 +67,9 @@ BEGIN
         GRANT SELECT, INSERT, UPDATE, DELETE ON trellara.fence TO trellara_apply;
         -- What verify runs found.
         GRANT SELECT, INSERT, UPDATE, DELETE ON trellara.verify_run, trellara.verify_table TO trellara_apply;
+        IF to_regclass('trellara.held') IS NOT NULL THEN
+            GRANT SELECT ON trellara.held, trellara.held_key TO trellara_apply;
+        END IF;
     END IF;
 END
 $$;

@@ -16,6 +16,7 @@ use crate::scenario::{WITHIN, run, started, value};
 
 mod cases;
 mod doubled;
+mod held;
 mod hostile;
 mod modes;
 mod repair;

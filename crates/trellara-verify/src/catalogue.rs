@@ -140,10 +140,11 @@ impl Catalogue {
             Ok(pair) => Box::pin(Work::new(ground, &pair).run()).await,
             Err(failure) => Err(failure),
         };
-        let report = match result {
+        let mut report = match result {
             Ok(report) => report,
             Err(failure) => self.refused(table, failure, started.elapsed())?,
         };
+        ground.held.explain(&mut report);
         let report = Arc::new(report);
         (ground.progress)(Progress::Finished {
             report: Arc::clone(&report),

@@ -11,6 +11,7 @@ use crate::definitions;
 use crate::digest::Hash;
 use crate::error::{Failure, Side, VerifyError};
 use crate::frozen::Frozen;
+use crate::held::{self, Held, Quarantine};
 use crate::load::{Load, PauseLag};
 use crate::pool::{Lane, Pool};
 use crate::reader::Reader;
@@ -36,6 +37,8 @@ pub struct CompareOptions {
     pub max_diffs: usize,
     /// Whether listed differences carry the rows.
     pub values: bool,
+    /// Whose held transactions explain differences.
+    pub quarantine: Option<Quarantine>,
     /// Whether tables that differ carry what a repair needs beside the rows.
     pub recipes: bool,
     /// How long one statement may take; `None`: as long as it likes.
@@ -69,6 +72,7 @@ impl CompareOptions {
             jobs: 2,
             max_diffs: 10_000,
             values: false,
+            quarantine: None,
             recipes: false,
             statement_timeout: None,
             // A fraction of a second of work; an interrupted one costs no more.
@@ -97,6 +101,8 @@ pub struct Comparison {
     pub sequences: Beside<Vec<SequenceReport>>,
     /// In what their definitions differ.
     pub definitions: Beside<Vec<DefinitionDifference>>,
+    /// Transactions in quarantine that the target is still to get.
+    pub held_transactions: u64,
 }
 
 /// How far it is.
@@ -188,6 +194,11 @@ async fn run(
     let same_encoding = source_now.encoding() == target_now.encoding();
     let lane = lanes.first();
     let lane = lane.ok_or_else(|| VerifyError::bug("no lane was made"))?;
+    let held = match &options.quarantine {
+        Some(quarantine) => Held::read(&lane.target, quarantine).await,
+        None => Ok(Held::default()),
+    };
+    let held = held.map_err(held::unreadable)?;
     let plan = Catalogue::read(lane, options).await?;
     plan.check(&source_now, options).await?;
     let names: Vec<TableName> = plan.published.iter().map(|p| p.table.clone()).collect();
@@ -199,6 +210,7 @@ async fn run(
         pool: Pool::new(lanes),
         source_now,
         target_now,
+        held,
         hash: hash(options, same_encoding),
         options,
         progress,
@@ -236,6 +248,7 @@ async fn run(
         not_covered: plan.not_covered,
         sequences,
         definitions,
+        held_transactions: ground.held.waiting,
     })
 }
 

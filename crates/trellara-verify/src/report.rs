@@ -289,6 +289,8 @@ pub struct Report {
     pub sequences: Beside<Vec<SequenceReport>>,
     /// In what the definitions of published tables differ, in order of the tables' names.
     pub definitions: Beside<Vec<DefinitionDifference>>,
+    /// Transactions in quarantine that the target is still to get.
+    pub held_transactions: u64,
     /// How long it took.
     pub took: Duration,
 }
@@ -300,6 +302,8 @@ pub enum Verdict {
     Equal,
     /// At least one row differs.
     Different,
+    /// What differs is what transactions in quarantine touch; or nothing does, and some are held.
+    Explained,
     /// Nothing differs in what was asked for, which was not everything.
     NoneFound,
     /// Nothing differs, but not everything could be compared.
@@ -313,6 +317,7 @@ impl Verdict {
             Verdict::Equal => "equal",
             Verdict::NoneFound => "no difference found",
             Verdict::Different => "different",
+            Verdict::Explained => "explained",
             Verdict::CouldNotCompare => "not compared",
         }
     }
@@ -347,6 +352,7 @@ impl Report {
             not_covered: compared.not_covered,
             sequences: compared.sequences,
             definitions: compared.definitions,
+            held_transactions: compared.held_transactions,
             took: started.elapsed().unwrap_or_default(),
         }
     }
@@ -363,12 +369,17 @@ impl Report {
     /// The verdict. Nothing compared is not "equal".
     pub fn verdict(&self) -> Verdict {
         let is = |wanted: fn(&Outcome) -> bool| self.tables.iter().any(|t| wanted(&t.outcome));
-        if is(|outcome| matches!(outcome, Outcome::Different)) {
+        // A number of rows that differs without their names is explained by nothing.
+        let unexplained = |t: &TableReport| t.explained < t.differing() || t.differing() == 0;
+        let different = |t: &&TableReport| t.outcome == Outcome::Different;
+        if self.tables.iter().filter(different).any(unexplained) {
             Verdict::Different
         } else if self.tables.is_empty() || is(|o| matches!(o, Outcome::NotComparable { .. })) {
             Verdict::CouldNotCompare
         } else if !self.left_out.is_empty() || is(|o| matches!(o, Outcome::NoneFound)) {
             Verdict::NoneFound
+        } else if self.held_transactions > 0 || is(|o| matches!(o, Outcome::Different)) {
+            Verdict::Explained
         } else {
             Verdict::Equal
         }

@@ -22,6 +22,7 @@ use crate::compare::{CompareOptions, Progress, beside, hash, over};
 use crate::digest::Piece;
 use crate::error::{Failure, Side, VerifyError};
 use crate::freeze::{FreezeOptions, Step, named};
+use crate::held::{Held, Quarantine, unreadable};
 use crate::load::Load;
 use crate::measure::Digest;
 use crate::pool::{Lane, Pool};
@@ -128,6 +129,7 @@ async fn run(
         pool: Pool::new(lanes),
         source_now,
         target_now,
+        held: Held::default(),
         hash: hash(compare, same_encoding),
         options: compare,
         progress: listeners.progress,
@@ -168,6 +170,16 @@ async fn run(
     let started_at = position::now(&ground).await?;
     tables.extend(rolling.reports());
     tables.sort_by(|a, b| a.table.cmp(&b.table));
+    let held_before = |before| {
+        let flow = options.freeze.flow.clone();
+        let quarantine = Quarantine { flow, before };
+        let target = &ground.target_now;
+        async move { Held::read(target, &quarantine).await.map_err(unreadable) }
+    };
+    // What is held behind the oldest position explains nothing there, and is missing all the same.
+    let explains = held_before(since.unwrap_or(started_at)).await?;
+    let held_transactions = held_before(started_at).await?.waiting;
+    tables.iter_mut().for_each(|table| explains.explain(table));
     Ok(Report {
         run: compare.run.clone(),
         mode: Mode::Rolling,
@@ -183,6 +195,7 @@ async fn run(
         not_covered: plan.not_covered.clone(),
         sequences,
         definitions,
+        held_transactions,
         took: started.elapsed().unwrap_or_default(),
     })
 }

@@ -12,6 +12,7 @@ use crate::compare::{CompareOptions, Progress};
 use crate::digest::{Border, Hash, Piece};
 use crate::drill;
 use crate::error::{Failure, Side};
+use crate::held::Held;
 use crate::inventory::only;
 use crate::listing::{self, Asked};
 use crate::load::Load;
@@ -39,6 +40,7 @@ pub(crate) struct Ground<'a> {
     /// Sessions that see the present.
     pub(crate) source_now: Reader,
     pub(crate) target_now: Reader,
+    pub(crate) held: Held,
     pub(crate) hash: Hash,
     pub(crate) options: &'a CompareOptions,
     pub(crate) progress: &'a (dyn Fn(Progress) + Send + Sync),

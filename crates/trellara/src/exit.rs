@@ -17,6 +17,8 @@ pub(crate) enum Exit {
     Different,
     /// The two databases could not be compared, all or in part.
     NotCompared,
+    /// What differs is explained by transactions in quarantine.
+    Explained,
     /// A stable halt code: 10, 11, 12, 13 or 77.
     Halted(HaltCode),
     /// A time limit passed.
@@ -42,6 +44,7 @@ Exit codes:
    1 unexpected, or no answer          64 usage
    3 the databases differ              69 a needed program is not here
    4 the databases were not compared
+   5 they differ, explained by quarantine
   10 halted: gap, divergence, damage   70 our bug
   11 halted: schema or configuration   77 a right is missing
      of a server                       78 bad configuration file
@@ -56,6 +59,7 @@ impl Exit {
             Exit::Unexpected => 1,
             Exit::Different => 3,
             Exit::NotCompared => 4,
+            Exit::Explained => 5,
             Exit::Halted(code) => code.exit_code(),
             Exit::Unfit => 11,
             Exit::TimedOut => 20,

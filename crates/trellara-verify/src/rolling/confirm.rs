@@ -85,6 +85,7 @@ impl Rolling<'_> {
             (0..options.jobs.max(1)).map(|_| open(&pair.source, &pair.target, options).boxed());
         let lanes = try_join_all(lanes.collect::<Vec<_>>()).await?;
         let ground = Ground {
+            held: crate::held::Held::default(),
             // What is held for a moment is read at once.
             load: Load::none(),
             pool: Pool::new(lanes),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use trellara_verify::report::{self, DigestLane, Report, Verdict};
 use trellara_verify::store::TableState;
 use trellara_verify::{
-    CompareOptions, PauseLag, TablePattern, VerifyError, VerifyErrorKind, compare,
+    CompareOptions, PauseLag, Quarantine, TablePattern, VerifyError, VerifyErrorKind, compare,
 };
 
 use crate::config::{Config, bytes, duration};
@@ -46,7 +46,8 @@ Writes: trellara.fence on the target, for as long as the applier stands still; a
         the source, for as long; the result in trellara.verify_run and verify_table on the target
 
 Exit codes: 0 equal; 3 different; 4 could not compare, all or in part, or no difference in what was
-            looked at, which was not everything; 64, 78 wrong arguments or file
+            looked at, which was not everything; 5 what differs is explained by transactions in
+            quarantine; 64, 78 wrong arguments or file
 
 Examples:
   trellara verify
@@ -261,6 +262,7 @@ fn exit(verdict: Verdict) -> Exit {
     match verdict {
         Verdict::Equal => Exit::Done,
         Verdict::Different => Exit::Different,
+        Verdict::Explained => Exit::Explained,
         Verdict::NoneFound | Verdict::CouldNotCompare => Exit::NotCompared,
     }
 }
@@ -356,7 +358,14 @@ impl Look<'_> {
             self.events.show(&progress);
             bars.show(progress);
         };
-        let comparing = compare(&pair.source, &pair.target, self.options, &progress);
+        let options = CompareOptions {
+            quarantine: Some(Quarantine {
+                flow: self.config.flow.clone(),
+                before: pair.consistent_point,
+            }),
+            ..self.options.clone()
+        };
+        let comparing = compare(&pair.source, &pair.target, &options, &progress);
         let compared = tokio::select! {
             compared = comparing => compared.map_err(not_compared),
             side = pair.thawed() => Err(Failure::new(

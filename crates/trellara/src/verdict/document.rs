@@ -56,6 +56,8 @@ pub(crate) struct Document {
     pub(super) target_rows: u64,
     pub(super) differing: u64,
     pub(super) explained: u64,
+    /// Transactions in quarantine that the target is still to get.
+    pub(super) held_transactions: u64,
     /// Whether a table has more differences than are listed.
     pub(super) truncated: bool,
     pub(super) tables: Vec<TableDocument>,
@@ -179,6 +181,7 @@ pub(crate) fn of(report: &Report, circumstances: &Circumstances) -> Document {
         target_rows: total(|table| table.target_rows.unwrap_or(0)),
         differing: total(|table| table.differing),
         explained: total(|table| table.explained),
+        held_transactions: report.held_transactions,
         truncated: tables.iter().any(|table| table.truncated),
         tables,
         left_out: report.left_out.iter().map(ToString::to_string).collect(),

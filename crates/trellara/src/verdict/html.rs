@@ -101,6 +101,10 @@ fn verdict(document: &Document) -> Markup {
     let differing = grouped(document.differing);
     let sentence = match document.verdict {
         "equal" => format!("All {rows} rows of all {all} tables are the same on both sides."),
+        "explained" => format!(
+            "{differing} rows differ, and transactions in quarantine explain it; {} are held.",
+            grouped(document.held_transactions)
+        ),
         "different" => format!(
             "{differing} rows differ; {compared} of {all} tables were compared, {rows} rows."
         ),

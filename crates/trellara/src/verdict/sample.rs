@@ -113,6 +113,7 @@ pub(super) fn report() -> Report {
             source: Some(FORGED.into()),
             target: None,
         }]),
+        held_transactions: 0,
         took: Duration::from_secs(3),
     }
 }

@@ -178,8 +178,12 @@ fn verdict_line(document: &Document) -> String {
         0 => String::new(),
         explained => format!(" ({explained} explained by transactions in quarantine)"),
     };
+    let held = match document.held_transactions {
+        0 => String::new(),
+        held => format!("; {held} transactions are held in quarantine"),
+    };
     format!(
-        "verdict: {}; {} of {} tables compared, {} rows, {} of them differ{explained}{}{}{}{}",
+        "verdict: {}; {} of {} tables compared, {} rows, {} of them differ{explained}{held}{}{}{}{}",
         document.verdict.to_uppercase(),
         document.tables_compared,
         document.tables.len(),

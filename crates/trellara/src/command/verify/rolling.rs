@@ -191,6 +191,7 @@ impl Seen {
         run.clone_into(&mut report.run);
         let exit = match report.verdict() {
             Verdict::Different => Exit::Different,
+            Verdict::Explained => Exit::Explained,
             _ if self.equal => Exit::Done,
             verdict => super::exit(verdict),
         };

@@ -1,0 +1,177 @@
+//! Transactions that the target keeps in quarantine: they explain differences on the keys that they
+//! touch, and hide none (C54).
+
+use std::collections::BTreeMap;
+
+use trellara_envelope::{FlowName, Lsn};
+use trellara_postgres::quote;
+
+use crate::error::{Failure, VerifyError};
+use crate::inventory::Cells;
+use crate::reader::Reader;
+use crate::report::{Difference, TableName, TableReport};
+
+/// Whose quarantine is looked at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Quarantine {
+    /// The flow.
+    pub flow: FlowName,
+    /// Transactions whose commit record begins before it: the others belong to no side yet.
+    pub before: Lsn,
+}
+
+/// What one transaction touches of a table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Touched {
+    transaction: String,
+    /// The key's columns and values as text; `None` for the whole table.
+    key: Option<BTreeMap<String, Option<String>>>,
+}
+
+/// What is held before the position compared, as the target's snapshot shows it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Held {
+    tables: BTreeMap<TableName, Vec<Touched>>,
+    /// Transactions that are still to come: equal rows do not make the sides the same.
+    pub(crate) waiting: u64,
+}
+
+impl Held {
+    /// Reads it; nothing where the target has no quarantine.
+    pub(crate) async fn read(target: &Reader, quarantine: &Quarantine) -> Result<Self, Failure> {
+        let exists = "SELECT to_regclass('trellara.held') IS NOT NULL \
+                         AND to_regclass('trellara.held_key') IS NOT NULL";
+        let mut held = Self::default();
+        if !crate::inventory::only(target.rows(exists).await?)?.flag()? {
+            return Ok(held);
+        }
+        let (flow, before) = (
+            quote::literal(quarantine.flow.as_str()),
+            quote::literal(&quarantine.before.to_string()),
+        );
+        let those = format!("h.flow = {flow} AND h.commit_lsn < {before}::pg_lsn");
+        let waiting = format!(
+            "SELECT count(*) FROM trellara.held AS h \
+              WHERE {those} AND h.state IN ('held', 'replaying')"
+        );
+        held.waiting = crate::inventory::only(target.rows(&waiting).await?)?.number()? as u64;
+        let keys = format!(
+            "SELECT k.number, h.id, k.schema, k.\"table\", k.key IS NULL, e.key, e.value \
+               FROM trellara.held AS h \
+               JOIN (SELECT row_number() OVER () AS number, * FROM trellara.held_key) AS k \
+                 ON k.held_id = h.id \
+               LEFT JOIN LATERAL jsonb_each_text(k.key) AS e ON true \
+              WHERE {those} AND h.state IN ('held', 'replaying', 'discarded') ORDER BY 1"
+        );
+        let mut last = None;
+        for row in target.rows(&keys).await? {
+            let mut row = Cells(row.into_iter());
+            let (number, transaction) = (row.number()?, row.text()?);
+            let table = TableName {
+                schema: row.text()?,
+                name: row.text()?,
+            };
+            let whole = row.flag()?;
+            let touched = held.tables.entry(table).or_default();
+            if last.replace(number) != Some(number) {
+                let key = (!whole).then(BTreeMap::new);
+                touched.push(Touched { transaction, key });
+            }
+            let key = touched.last_mut().and_then(|touched| touched.key.as_mut());
+            if let (Some(key), Some(column)) = (key, row.optional()) {
+                key.insert(column, row.optional());
+            }
+        }
+        Ok(held)
+    }
+
+    /// Says of each listed difference which transaction explains it. What is not listed is
+    /// explained only where a transaction touches the whole table.
+    pub(crate) fn explain(&self, report: &mut TableReport) {
+        let Some(touched) = self.tables.get(&report.table) else {
+            return;
+        };
+        for difference in &mut report.differences {
+            let by = touched.iter().find(|touched| touched.covers(difference));
+            difference.explained_by = by.map(|by| by.transaction.clone());
+        }
+        let whole = touched.iter().any(|touched| touched.key.is_none());
+        report.explained = match whole {
+            true => report.differing(),
+            false => {
+                let listed = report.differences.iter();
+                let explained = listed.filter(|d| d.explained_by.is_some());
+                explained.map(Difference::rows).sum()
+            }
+        };
+    }
+}
+
+impl Touched {
+    /// A key explains a row when all of it is in the row's own key: a row that is not named by its
+    /// key is explained by nothing but a whole table.
+    fn covers(&self, difference: &Difference) -> bool {
+        let Some(key) = &self.key else { return true };
+        let is = |(column, value): (&String, &Option<String>)| {
+            let own = difference.key.iter().find(|(name, _)| name == column);
+            own.is_some_and(|(_, own)| own == value)
+        };
+        !key.is_empty() && key.len() == difference.key.len() && key.iter().all(is)
+    }
+}
+
+/// Without it nothing could be called equal: what is held would be passed over.
+pub(crate) fn unreadable(failure: Failure) -> VerifyError {
+    match failure {
+        Failure::Run(error) => error,
+        Failure::Refused { side, fault } => VerifyError::unusable(
+            side,
+            format!("the quarantine cannot be read on the {side}: {fault}"),
+            "GRANT SELECT ON trellara.held, trellara.held_key TO the role of target.url; \
+             config/postgres/target.sql does",
+        ),
+        Failure::NotComparable { reason, hint } => VerifyError::incomparable(reason, hint),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::Kind;
+
+    fn difference(key: &[(&str, Option<&str>)]) -> Difference {
+        let text = |text: &str| text.to_owned();
+        Difference {
+            key: key.iter().map(|(n, v)| (text(n), v.map(text))).collect(),
+            kind: Kind::Missing,
+            columns: Vec::new(),
+            source_count: 1,
+            target_count: 0,
+            source_digest: Some(1),
+            target_digest: None,
+            source_row: None,
+            target_row: None,
+            explained_by: None,
+        }
+    }
+
+    #[test]
+    fn a_key_explains_itself_and_nothing_else() {
+        let key = |parts: &[(&str, Option<&str>)]| Touched {
+            transaction: "7".into(),
+            key: Some(difference(parts).key.into_iter().collect()),
+        };
+        let one = key(&[("a", Some("1")), ("b", None)]);
+        assert!(one.covers(&difference(&[("b", None), ("a", Some("1"))])));
+        assert!(!one.covers(&difference(&[("b", Some("")), ("a", Some("1"))])));
+        assert!(!one.covers(&difference(&[("a", Some("1"))])));
+        assert!(!key(&[("a", Some("1"))]).covers(&difference(&[("a", Some("1")), ("b", None)])));
+        // A row that has no key is named by nothing.
+        assert!(!key(&[]).covers(&difference(&[])));
+        let whole = Touched {
+            transaction: "7".into(),
+            key: None,
+        };
+        assert!(whole.covers(&difference(&[])));
+    }
+}

@@ -1,0 +1,120 @@
+//! Transactions in quarantine explain differences and hide none (C54).
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use super::{SCHEMA, equal, table, verify};
+use crate::scenario::{WITHIN, run, started};
+
+async fn explained(flow: &trellara_testkit::flow::Flow, code: i32) -> Result<Value> {
+    let (ended, document, stderr) = verify(flow, &[]).await?;
+    let document = document.with_context(|| stderr.clone())?;
+    ensure!(
+        ended == code,
+        "{ended} instead of {code}: {document} {stderr}"
+    );
+    let verdict = if code == 5 { "explained" } else { "different" };
+    ensure!(document["verdict"] == verdict, "{document}");
+    Ok(document)
+}
+
+#[tokio::test]
+async fn what_is_held_explains_what_differs_and_is_never_equal() -> Result<()> {
+    let flow = started(18, "held", &[SCHEMA], "").await?;
+    run(
+        &flow.source_admin,
+        &[
+            "INSERT INTO kept SELECT g, 'v', g FROM generate_series(1, 100) AS g",
+            "INSERT INTO log SELECT g, 'n' FROM generate_series(1, 100) AS g",
+        ],
+    )
+    .await?;
+    flow.caught_up(WITHIN).await?;
+    let held = format!(
+        "INSERT INTO trellara.held SELECT n, '{}', 0, '0/1', '0/2', 700 + n, 'held' \
+           FROM generate_series(1, 3) AS n",
+        flow.name
+    );
+    let keys = "INSERT INTO trellara.held_key VALUES \
+                (1, 'public', 'kept', '{\"id\": \"7\"}'), (1, 'public', 'kept', '{\"id\": 8}')";
+    run(&flow.target_admin, &[&held, keys]).await?;
+    // Rows are equal, and yet something is still to come.
+    let document = explained(&flow, 5).await?;
+    ensure!(
+        document["held_transactions"] == 3 && document["differing"] == 0,
+        "{document}"
+    );
+
+    run(&flow.target_admin, &["DELETE FROM kept WHERE id IN (7, 8)"]).await?;
+    let document = explained(&flow, 5).await?;
+    let kept = table(&document, "public.kept")?;
+    ensure!(kept["missing"] == 2 && kept["explained"] == 2, "{kept}");
+    ensure!(kept["differences"][0]["explained_by"] == "1", "{kept}");
+    let (code, document, stderr) = verify(&flow, &["--mode", "rolling"]).await?;
+    let document = document.with_context(|| stderr.clone())?;
+    ensure!(
+        code == 5 && document["explained"] == 2,
+        "{code} {document} {stderr}"
+    );
+
+    // One that nothing explains.
+    run(
+        &flow.target_admin,
+        &["UPDATE kept SET v = 'x' WHERE id = 9"],
+    )
+    .await?;
+    let document = explained(&flow, 3).await?;
+    let kept = table(&document, "public.kept")?;
+    ensure!(kept["explained"] == 2 && kept["differing"] == 3, "{kept}");
+    run(
+        &flow.target_admin,
+        &["UPDATE kept SET v = 'v' WHERE id = 9"],
+    )
+    .await?;
+
+    // Rows without a key are explained by what touches their whole table.
+    run(&flow.target_admin, &["DELETE FROM log WHERE id < 4"]).await?;
+    explained(&flow, 3).await?;
+    let whole = "INSERT INTO trellara.held_key VALUES (2, 'public', 'log', NULL)";
+    run(&flow.target_admin, &[whole]).await?;
+    let document = explained(&flow, 5).await?;
+    ensure!(
+        table(&document, "public.log")?["explained"] == 3,
+        "{document}"
+    );
+
+    // Discarded ones explain for ever; replayed ones, and those of a later position, never do.
+    run(
+        &flow.target_admin,
+        &["UPDATE trellara.held SET state = 'discarded'"],
+    )
+    .await?;
+    let document = explained(&flow, 5).await?;
+    ensure!(document["held_transactions"] == 0, "{document}");
+    for nothing in [
+        "UPDATE trellara.held SET state = 'replayed'",
+        "UPDATE trellara.held SET state = 'held', commit_lsn = 'F/0', end_lsn = 'F/1'",
+        "UPDATE trellara.held SET flow = 'other', commit_lsn = '0/1', end_lsn = '0/2'",
+    ] {
+        run(&flow.target_admin, &[nothing]).await?;
+        let document = explained(&flow, 3).await?;
+        ensure!(document["explained"] == 0, "{nothing}: {document}");
+    }
+    // What cannot be read is not passed over.
+    let role = format!("REVOKE ALL ON trellara.held FROM {}", flow.roles.apply());
+    run(&flow.target_admin, &[&role]).await?;
+    let (code, document, stderr) = verify(&flow, &[]).await?;
+    ensure!(code == 4 && document.is_none(), "{code}: {stderr}");
+    ensure!(
+        stderr.contains("quarantine") && stderr.contains("GRANT"),
+        "{stderr}"
+    );
+    let back = format!("GRANT SELECT ON trellara.held TO {}", flow.roles.apply());
+    let mend = [
+        back.as_str(),
+        "INSERT INTO kept SELECT g, 'v', g FROM generate_series(7, 8) AS g",
+        "INSERT INTO log SELECT g, 'n' FROM generate_series(1, 3) AS g",
+    ];
+    run(&flow.target_admin, &mend).await?;
+    equal(&flow).await.map(drop)
+}
