@@ -7,7 +7,8 @@ use tokio::time::timeout;
 use trellara_postgres::settle::{SettleError, Snapshot, settle};
 use trellara_postgres::sqlstate::ErrorClass;
 use trellara_postgres::{
-    ConnectErrorKind, ReplicationConnection, SESSION_SETTINGS, Session, fault, insert_position,
+    ConnectErrorKind, ReplicationConnection, SESSION_SETTINGS, Session, SnapshotAction, fault,
+    insert_position,
 };
 
 use crate::support::{LIMIT, VERSIONS, server};
@@ -362,6 +363,81 @@ async fn the_settle_barrier_waits_for_whom_the_snapshot_calls_finished() {
     settle(&session, &honest, LIMIT).await.expect("no wait");
     other.client.batch_execute("COMMIT").await.expect("commit");
     settle(&session, &early, LIMIT).await.expect("settled");
+}
+
+/// Opens a transaction with a number of its own, which is returned.
+async fn begin(session: &Session) -> u64 {
+    let begun = session.client.batch_execute("BEGIN").await;
+    begun.expect("begin");
+    let sql = "SELECT pg_current_xact_id()::text";
+    let row = session.client.query_one(sql, &[]).await.expect("xid");
+    row.get::<_, &str>(0).parse().expect("a number")
+}
+
+/// Logical decoding raises xmin whenever it hears who is running, and xmax at commits alone.
+#[tokio::test]
+async fn a_slot_made_while_nobody_commits_has_a_snapshot_that_can_be_read() {
+    for version in VERSIONS {
+        let server = trellara_local::PostgresOptions::version(version).with("autovacuum", "off");
+        let postgres = trellara_local::PostgresServer::start(&server).expect("start PostgreSQL");
+        let options = crate::support::options(&postgres.url("postgres"));
+        let session = || async { Session::connect(&options).await.expect("connect") };
+        let (watching, first, second, third) = (
+            session().await,
+            session().await,
+            session().await,
+            session().await,
+        );
+        let mut walsender = ReplicationConnection::connect(&options)
+            .await
+            .expect("connect");
+        let waits_for = async |xid: u64| {
+            let sql =
+                format!("SELECT FROM pg_locks WHERE NOT granted AND transactionid::text = '{xid}'");
+            let deadline = Instant::now() + LIMIT;
+            while watching
+                .client
+                .query(&sql, &[])
+                .await
+                .expect("locks")
+                .is_empty()
+            {
+                assert!(Instant::now() < deadline, "nobody waits for {xid}");
+            }
+        };
+        let xid = begin(&first).await;
+        let making = tokio::spawn(async move {
+            let created = walsender
+                .create_logical_slot("odd", true, SnapshotAction::Export, false)
+                .await
+                .expect("a slot");
+            (created, walsender)
+        });
+        waits_for(xid).await;
+        // At every step of the slot's somebody runs who did not at the one before.
+        let next = begin(&second).await;
+        first.client.batch_execute("ROLLBACK").await.expect("end");
+        waits_for(next).await;
+        begin(&third).await;
+        second.client.batch_execute("ROLLBACK").await.expect("end");
+        let (created, _walsender) = making.await.expect("the slot");
+        let exported = created.snapshot.expect("exported");
+        let import =
+            format!("BEGIN ISOLATION LEVEL REPEATABLE READ; SET TRANSACTION SNAPSHOT '{exported}'");
+        first.client.batch_execute(&import).await.expect("import");
+        let sql = "SELECT pg_current_snapshot()::text, pg_snapshot_xmin(pg_current_snapshot())::text, \
+                   pg_snapshot_xmax(pg_current_snapshot())::text";
+        let row = first.client.query_one(sql, &[]).await.expect("a snapshot");
+        let number = |at: usize| row.get::<_, &str>(at).parse::<u64>().expect("a number");
+        assert!(
+            number(2) < number(1),
+            "not the odd case on {version}: {}",
+            row.get::<_, &str>(0)
+        );
+        let snapshot: Snapshot = row.get::<_, &str>(0).parse().expect("a snapshot");
+        // The third runs on, and the snapshot knows it.
+        settle(&watching, &snapshot, LIMIT).await.expect("settled");
+    }
 }
 
 #[tokio::test]
