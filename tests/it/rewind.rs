@@ -1,10 +1,13 @@
 //! `trellara rewind`, judged by what the target itself says of its rows.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use trellara_testkit::compare;
 
-use crate::scenario::{WITHIN, run, started};
+use trellara_testkit::daemon::Daemon;
+
+use crate::restart::until;
+use crate::scenario::{WITHIN, prepared, run, started};
 
 const SCHEMA: &str = "CREATE TABLE t (id bigint PRIMARY KEY, v text)";
 
@@ -45,6 +48,51 @@ async fn a_rewind_leaves_every_row_version_of_the_target_as_it_was() -> Result<(
             ensure!(report[field] == wanted, "{field} in {report}");
         }
         flow.converges(WITHIN).await?;
+    }
+    Ok(())
+}
+
+/// NOTIFY reaches whoever listens at the moment, and an applier that is starting does not yet.
+#[tokio::test]
+async fn a_rewind_that_was_asked_for_before_the_applier_listens_is_done() -> Result<()> {
+    let mut flow = started(18, "early", &[SCHEMA], "").await?;
+    run(&flow.source_admin, &["INSERT INTO t VALUES (1, 'x')"]).await?;
+    flow.caught_up(WITHIN).await?;
+    flow.applier.take().context("applier")?.terminate(WITHIN)?;
+    let words = ["rewind", "--to", "oldest", "--timeout", "40s"];
+    let log = flow.folder().join("rewind.log");
+    let mut rewind = Daemon::start(&flow.config(), &words, &log)?;
+    let asked = "SELECT count(*) > 0 FROM pg_stat_activity \
+                  WHERE datname = current_database() AND query LIKE 'SELECT pg_notify%'";
+    until(&flow.target_admin, asked, "t", WITHIN).await?;
+    flow.start_applier()?;
+    let ended = rewind.wait(WITHIN)?;
+    ensure!(ended.success(), "{ended}: {}", rewind.log());
+    // Each second it was asked again, and it was done once.
+    let applier = flow.applier.as_ref().context("applier")?.log();
+    let times = applier.matches("rewinding, as asked for").count();
+    ensure!(times == 1, "{times} times: {applier}");
+    flow.converges(WITHIN).await
+}
+
+#[tokio::test]
+async fn what_is_asked_before_setup_is_answered_by_name() -> Result<()> {
+    let flow = prepared(18, "unset", &[SCHEMA], &[SCHEMA], "").await?;
+    flow.grant().await?;
+    for (words, code) in [
+        (&["wait", "--timeout", "20s"][..], 11),
+        (&["rewind", "--to", "oldest"][..], 11),
+        (&["status"][..], 1),
+    ] {
+        let done = flow.command(words).await?;
+        let told = format!("{}{}", done.stdout, done.stderr);
+        ensure!(
+            done.code == code && told.contains("is not set up in this target"),
+            "{words:?} ended with {}: {told}",
+            done.code
+        );
+        ensure!(told.contains("run trellara setup"), "{words:?}: {told}");
+        ensure!(!told.contains("42P01"), "{words:?}: {told}");
     }
     Ok(())
 }

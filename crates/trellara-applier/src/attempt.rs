@@ -75,6 +75,8 @@ pub(crate) struct Attempt<'a> {
     writer: Writer,
     dedup: Dedup,
     rewinding: Option<Rewinding>,
+    /// The request of the last rewind that was done.
+    rewound: Option<String>,
     /// While places are read again that were passed before.
     again: Option<Again>,
     /// What a verify run holds us at.
@@ -159,6 +161,7 @@ impl<'a> Attempt<'a> {
             },
             dedup,
             rewinding: None,
+            rewound: None,
             again: None,
             fence: None,
             reporter,

@@ -1,7 +1,8 @@
 //! Sessions on source and target for commands.
 
-use trellara_envelope::SourceHistory;
-use trellara_postgres::{ConnectOptions, ReplicationConnection, Session};
+use trellara_applier::{Checkpoint, ledger};
+use trellara_envelope::{Lane, SourceHistory};
+use trellara_postgres::{ConnectOptions, ReplicationConnection, Session, fault};
 use trellara_source::SourceOptions;
 
 use crate::config::Config;
@@ -31,6 +32,25 @@ pub(crate) async fn source(config: &Config) -> Result<Session, Failure> {
 pub(crate) async fn target(config: &Config) -> Result<Session, Failure> {
     let session = Session::connect(&target_options(config)).await;
     session.map_err(|error| Failure::from(error).doing("cannot use the target"))
+}
+
+/// Where the flow stands in the target; `None` when another flow is set up there and it is not.
+pub(crate) async fn checkpoint(
+    config: &Config,
+    target: &Session,
+) -> Result<Option<Checkpoint>, Failure> {
+    let found = ledger::checkpoint(&target.client, &config.flow, Lane(0)).await;
+    found.map_err(|error| match fault(&error).sqlstate.as_str() {
+        // The ledger's table, or its schema.
+        "42P01" | "3F000" => not_set_up(config),
+        _ => error.into(),
+    })
+}
+
+/// The flow has no place in this target.
+pub(crate) fn not_set_up(config: &Config) -> Failure {
+    let reason = format!("flow {} is not set up in this target", config.flow);
+    Failure::new(Exit::Unfit, reason, "run trellara setup")
 }
 
 /// The timelines of the source, as it knows them now.

@@ -3,7 +3,7 @@
 //! Each part is asked on its own: one that does not answer is named, and the others still count.
 
 use serde::Serialize;
-use trellara_applier::{blockers, ledger};
+use trellara_applier::blockers;
 use trellara_envelope::{Body, CommitTime, Frame, Lane, Lsn, StreamSequence};
 use trellara_jetstream::{Broker, BrokerErrorKind, read::Reader, topology};
 use trellara_postgres::insert_position;
@@ -112,9 +112,12 @@ impl<T> Part<T> {
     fn of(answer: Result<T, Failure>) -> Self {
         match answer {
             Ok(facts) => Part::Known(facts),
-            Err(failure) => Part::Unknown {
-                error: failure.causes.join(": "),
-            },
+            Err(failure) => {
+                let hints = failure.hints.iter().map(|hint| format!("; hint: {hint}"));
+                Part::Unknown {
+                    error: failure.causes.join(": ") + &hints.collect::<String>(),
+                }
+            }
         }
     }
 }
@@ -214,7 +217,7 @@ async fn ask_stream(config: &Config) -> Result<(Broker, StreamFacts), Failure> {
 
 async fn ask_target(config: &Config) -> Result<TargetFacts, Failure> {
     let session = link::target(config).await?;
-    let checkpoint = ledger::checkpoint(&session.client, &config.flow, Lane(0)).await?;
+    let checkpoint = link::checkpoint(config, &session).await?;
     let holder = session
         .client
         .query_opt(

@@ -23,7 +23,12 @@ impl Attempt<'_> {
     /// Moves the consumer to the oldest frame of the stream.
     pub(super) async fn rewind(&mut self, request: Request) -> Result<(), Trouble> {
         let token = request.token;
-        if self.rewinding.is_some() {
+        let running = self.rewinding.as_ref().map(|rewinding| &rewinding.token);
+        if running == Some(&token) || self.rewound.as_ref() == Some(&token) {
+            // It was repeated before our answer was heard.
+            return Ok(());
+        }
+        if running.is_some() {
             let reason = "another rewind is still running".to_owned();
             return self.answer(&token, &Answer::Failed { reason }).await;
         }
@@ -125,6 +130,7 @@ impl Attempt<'_> {
             "passed the old place"
         );
         self.answer(&rewinding.token, &Answer::Done(report)).await?;
+        self.rewound = Some(rewinding.token);
         // A verify run may have asked meanwhile.
         Box::pin(self.look_at_fence()).await
     }

@@ -1,5 +1,7 @@
 //! Everything delivered once more because somebody asked for it.
 
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use tokio_postgres::{AsyncMessage, NoTls};
 use trellara_applier::channel;
 pub(crate) use trellara_applier::rewind::Answer;
@@ -17,6 +19,12 @@ pub(crate) async fn rewind(flow: &Flow) -> Answer {
 
 /// The same with something that is done right after it was asked for.
 pub(crate) async fn rewind_and(flow: &Flow, then: impl AsyncFnOnce()) -> Answer {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    rewind_as(flow, &format!("test-{number}"), then).await
+}
+
+async fn rewind_as(flow: &Flow, token: &str, then: impl AsyncFnOnce()) -> Answer {
     let (listener, mut connection) = tokio_postgres::connect(&flow.target.url, NoTls)
         .await
         .unwrap();
@@ -35,21 +43,12 @@ pub(crate) async fn rewind_and(flow: &Flow, then: impl AsyncFnOnce()) -> Answer 
         .batch_execute(&format!("LISTEN \"{answer}\""))
         .await
         .unwrap();
-    let request = Request {
-        token: "a-test".to_owned(),
-    };
-    listener
-        .execute(
-            "SELECT pg_notify($1, $2)",
-            &[&channel(&flow.name), &request.payload()],
-        )
-        .await
-        .unwrap();
+    ask(flow, &listener, token).await;
     then().await;
     let wait = async {
         loop {
             let payload = answers.recv().await.expect("a connection");
-            match Answer::parse(&payload, "a-test") {
+            match Answer::parse(&payload, token) {
                 Some(Answer::Began { .. }) | None => {}
                 Some(end) => return end,
             }
@@ -58,6 +57,17 @@ pub(crate) async fn rewind_and(flow: &Flow, then: impl AsyncFnOnce()) -> Answer 
     tokio::time::timeout(PATIENCE, wait)
         .await
         .expect("an answer")
+}
+
+async fn ask(flow: &Flow, client: &tokio_postgres::Client, token: &str) {
+    let request = Request {
+        token: token.to_owned(),
+    };
+    let words = [channel(&flow.name), request.payload()];
+    client
+        .execute("SELECT pg_notify($1, $2)", &[&words[0], &words[1]])
+        .await
+        .unwrap();
 }
 
 /// Every row version of the target: nothing can be written without another answer.
@@ -121,6 +131,23 @@ async fn a_rewind_skips_thousands_and_writes_nothing() {
         let rows = flow.target.rows().await;
         assert!(rows.ends_with("5000:1"), "{rows}");
     }
+}
+
+/// Whoever asks does not know whether anybody listened, and asks again.
+#[tokio::test]
+async fn a_request_that_is_repeated_is_one_request() {
+    let (flow, applier) = Flow::applied(18, &[&[1], &[2]]).await;
+    let again = async || {
+        for _ in 0..3 {
+            ask(&flow, &flow.target.client, "a-test").await;
+        }
+    };
+    let answer = rewind_as(&flow, "a-test", again).await;
+    let Answer::Done(report) = answer else {
+        panic!("{answer:?}");
+    };
+    assert_eq!(report.transactions, 2, "{report:?}");
+    applier.stop().await;
 }
 
 /// A rewind proves what it reads: a transaction that is not in the ledger is not passed by.

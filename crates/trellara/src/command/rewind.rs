@@ -5,9 +5,9 @@ use std::time::Duration;
 use serde::Serialize;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
+use trellara_applier::channel;
 use trellara_applier::rewind::{Answer, Report, Request, answer_channel};
-use trellara_applier::{channel, ledger};
-use trellara_envelope::{FlowName, Lane};
+use trellara_envelope::FlowName;
 use trellara_postgres::{Notification, Session, quote};
 
 use crate::config::{Config, duration};
@@ -55,7 +55,7 @@ fn place(text: &str) -> Result<Place, String> {
     }
 }
 
-/// How often the daemons are asked whether they halted.
+/// How often the request is repeated, and the daemons are asked whether they halted.
 const LOOK: Duration = Duration::from_secs(1);
 
 #[derive(Serialize)]
@@ -82,12 +82,8 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
     let config = context.config()?;
     let Place::Oldest = args.to;
     let mut target = link::target(&config).await?;
-    if ledger::checkpoint(&target.client, &config.flow, Lane(0))
-        .await?
-        .is_none()
-    {
-        let reason = format!("flow {} is not set up in this target", config.flow);
-        return Err(Failure::new(Exit::Unfit, reason, "run trellara setup"));
+    if link::checkpoint(&config, &target).await?.is_none() {
+        return Err(link::not_set_up(&config));
     }
     let report = ask(&config, &mut target, args.timeout, context).await?;
     if report.frames == 0 {
@@ -115,20 +111,16 @@ async fn ask(
         .client
         .batch_execute(&format!("LISTEN {answers}"))
         .await?;
-    let request = Request {
-        token: token.clone(),
+    let request = Request { token };
+    let asking = Asking {
+        config,
+        target,
+        request,
+        deadline: Instant::now() + timeout,
     };
-    target
-        .client
-        .execute(
-            "SELECT pg_notify($1, $2)",
-            &[&channel(&config.flow), &request.payload()],
-        )
-        .await?;
     let mut began = false;
-    let deadline = Instant::now() + timeout;
     loop {
-        match next(config, &mut heard, &token, deadline).await? {
+        match asking.next(&mut heard, began).await? {
             Some(Answer::Began { first, until }) => {
                 began = true;
                 let words = format!("reading sequences {first} to {until} again");
@@ -141,33 +133,57 @@ async fn ask(
     }
 }
 
-/// The next answer to our token; `None` when the time is over.
-async fn next(
-    config: &Config,
-    heard: &mut mpsc::Receiver<Notification>,
-    token: &str,
+struct Asking<'a> {
+    config: &'a Config,
+    target: &'a Session,
+    request: Request,
     deadline: Instant,
-) -> Result<Option<Answer>, Failure> {
-    let mut look = tokio::time::interval(LOOK);
-    loop {
-        tokio::select! {
-            biased;
-            notification = heard.recv() => {
-                let Some(notification) = notification else {
-                    let reason = "the connection to the target was lost";
-                    return Err(Failure::new(Exit::Unexpected, reason, "run it again"));
-                };
-                if let Some(answer) = Answer::parse(&notification.payload, token) {
-                    return Ok(Some(answer));
+}
+
+impl Asking<'_> {
+    /// The next answer to our token; `None` when the time is over. Until the first one the request
+    /// is sent again and again: an applier that is just starting does not listen yet, and one that
+    /// has heard it knows the token.
+    async fn next(
+        &self,
+        heard: &mut mpsc::Receiver<Notification>,
+        began: bool,
+    ) -> Result<Option<Answer>, Failure> {
+        let mut look = tokio::time::interval(LOOK);
+        loop {
+            tokio::select! {
+                biased;
+                notification = heard.recv() => {
+                    let Some(notification) = notification else {
+                        let reason = "the connection to the target was lost";
+                        return Err(Failure::new(Exit::Unexpected, reason, "run it again"));
+                    };
+                    let token = &self.request.token;
+                    if let Some(answer) = Answer::parse(&notification.payload, token) {
+                        return Ok(Some(answer));
+                    }
                 }
-            }
-            () = tokio::time::sleep_until(deadline) => return Ok(None),
-            _ = look.tick() => {
-                if let Some(halt) = first_halt(&daemon_reports::reachable(config).await) {
-                    return Err(halt);
+                () = tokio::time::sleep_until(self.deadline) => return Ok(None),
+                _ = look.tick() => {
+                    if !began {
+                        self.send().await?;
+                    }
+                    let reports = daemon_reports::reachable(self.config).await;
+                    if let Some(halt) = first_halt(&reports) {
+                        return Err(halt);
+                    }
                 }
             }
         }
+    }
+
+    async fn send(&self) -> Result<(), Failure> {
+        let (channel, payload) = (channel(&self.config.flow), self.request.payload());
+        let client = &self.target.client;
+        client
+            .execute("SELECT pg_notify($1, $2)", &[&channel, &payload])
+            .await?;
+        Ok(())
     }
 }
 

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use serde::Serialize;
 use tokio::time::Instant;
-use trellara_applier::{CHECKPOINT_NOW, Checkpoint, channel, ledger};
-use trellara_envelope::{Lane, Lsn, SourceHistory};
+use trellara_applier::{CHECKPOINT_NOW, Checkpoint, channel};
+use trellara_envelope::{Lsn, SourceHistory};
 use trellara_postgres::{Session, insert_position, quote};
 
 use crate::config::{Config, duration};
@@ -67,14 +67,11 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
     let history = link::history(&config).await?;
     let goal = Goal { lsn, history };
     let newest = until(&config, &target, &goal, began + args.timeout).await?;
-    let reached = newest
-        .as_ref()
-        .is_some_and(|newest| goal.reached_by(newest));
-    let applied = newest.map(|newest| newest.end_lsn);
+    let reached = goal.reached_by(&newest);
     let waited = Waited {
         id: config.flow.to_string(),
         lsn: lsn.to_string(),
-        lsn_applied: applied.map(|lsn| lsn.to_string()),
+        lsn_applied: Some(newest.end_lsn.to_string()),
         reached,
         seconds: began.elapsed().as_secs_f64(),
     };
@@ -118,7 +115,7 @@ async fn until(
     target: &Session,
     goal: &Goal,
     deadline: Instant,
-) -> Result<Option<Checkpoint>, Failure> {
+) -> Result<Checkpoint, Failure> {
     let notify = format!(
         "NOTIFY {}, {}",
         quote::identifier(&channel(&config.flow)),
@@ -137,9 +134,9 @@ async fn until(
                 }
             }
             _ = poll.tick() => {
-                let newest = ledger::checkpoint(&target.client, &config.flow, Lane(0)).await?;
-                let reached = newest.as_ref().is_some_and(|newest| goal.reached_by(newest));
-                if reached || Instant::now() >= deadline {
+                let newest = link::checkpoint(config, target).await?;
+                let newest = newest.ok_or_else(|| link::not_set_up(config))?;
+                if goal.reached_by(&newest) || Instant::now() >= deadline {
                     return Ok(newest);
                 }
             }
