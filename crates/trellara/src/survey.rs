@@ -6,7 +6,7 @@ use serde::Serialize;
 use trellara_applier::blockers;
 use trellara_envelope::{Body, CommitTime, Frame, Lane, Lsn, StreamSequence};
 use trellara_jetstream::{Broker, BrokerErrorKind, read::Reader, topology};
-use trellara_postgres::insert_position;
+use trellara_postgres::{Session, insert_position};
 use trellara_source::slot;
 
 use crate::config::Config;
@@ -88,8 +88,22 @@ pub(crate) struct TargetFacts {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) waits_for: Option<String>,
     pub(crate) epoch: i64,
+    /// The newest verify run of the flow that has a verdict.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) verified: Option<Verified>,
     #[serde(skip)]
     applied: Option<Lsn>,
+}
+
+/// What `trellara verify` said last.
+#[derive(Debug, Serialize)]
+pub(crate) struct Verified {
+    pub(crate) id: String,
+    pub(crate) mode: String,
+    pub(crate) verdict: String,
+    pub(crate) consistent_point: Option<String>,
+    /// By the target's clock.
+    pub(crate) seconds_ago: f64,
 }
 
 /// One position of the ladder.
@@ -234,6 +248,7 @@ async fn ask_target(config: &Config) -> Result<TargetFacts, Failure> {
         )
         .await?;
     Ok(TargetFacts {
+        verified: verified(&session, config).await?,
         lsn_applied: checkpoint
             .as_ref()
             .map(|checkpoint| checkpoint.end_lsn.to_string()),
@@ -248,6 +263,33 @@ async fn ask_target(config: &Config) -> Result<TargetFacts, Failure> {
         holder: holder.and_then(|row| row.get(1)),
         applied: checkpoint.map(|checkpoint| checkpoint.end_lsn),
     })
+}
+
+/// Nothing where no run was kept, or its records are not ours to read.
+async fn verified(session: &Session, config: &Config) -> Result<Option<Verified>, Failure> {
+    let readable = "SELECT coalesce(has_table_privilege(to_regclass('trellara.verify_run')::oid, \
+                    'SELECT'), false)";
+    let newest = "SELECT run, mode, verdict, consistent_point::text, \
+                         extract(epoch FROM clock_timestamp() - finished_at)::float8 \
+                    FROM trellara.verify_run WHERE flow = $1 AND state = 'finished' \
+                   ORDER BY finished_at DESC LIMIT 1";
+    if !session
+        .client
+        .query_one(readable, &[])
+        .await?
+        .get::<_, bool>(0)
+    {
+        return Ok(None);
+    }
+    let flow = config.flow.as_str();
+    let row = session.client.query_opt(newest, &[&flow]).await?;
+    Ok(row.map(|row| Verified {
+        id: row.get(0),
+        mode: row.get(1),
+        verdict: row.get(2),
+        consistent_point: row.get(3),
+        seconds_ago: row.get(4),
+    }))
 }
 
 /// The commit time of the first transaction behind the checkpoint.

@@ -5,6 +5,7 @@ mod beside;
 mod document;
 mod events;
 mod html;
+pub(crate) mod metrics;
 pub(crate) mod progress;
 pub(crate) mod repair;
 mod text;

@@ -79,6 +79,23 @@ async fn a_run_is_told_line_by_line_and_as_a_page() -> Result<()> {
     ensure!(mode & 0o777 == 0o600, "{mode:o}");
     ensure!(std::fs::read_to_string(&page)?.contains("v=secret"));
 
+    let metrics = flow.folder().join("verify.prom");
+    let prom = metrics.to_string_lossy().into_owned();
+    let measured = flow.command(&["verify", "--metrics-file", &prom]).await?;
+    ensure!(measured.code == 3, "{}", measured.stderr);
+    let numbers = std::fs::read_to_string(&metrics)?;
+    let changed = format!(
+        "trellara_verify_differences{{flow=\"{}\",table=\"public.named\",kind=\"changed\"}} 2",
+        flow.name
+    );
+    ensure!(numbers.lines().any(|line| line == changed), "{numbers}");
+    let status = flow.command(&["status"]).await?;
+    ensure!(
+        status.stdout.contains("  verify   different at "),
+        "{}",
+        status.stdout
+    );
+
     // That it cannot be written is known before anything is compared, and is no verdict.
     let nowhere = flow.folder().join("none/report.html");
     let nowhere = nowhere.to_string_lossy().into_owned();

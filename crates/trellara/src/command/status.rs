@@ -7,7 +7,7 @@ use crate::context::Context;
 use crate::daemon_reports::first_halt;
 use crate::exit::{Exit, Failure};
 use crate::report::DaemonReport;
-use crate::survey::{self, Part, Survey};
+use crate::survey::{self, Part, Survey, Verified};
 use crate::telemetry::{self, LogFormat};
 use crate::visible;
 
@@ -38,7 +38,7 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
     telemetry::start_logs(context, false, LogFormat::Text);
     let config = context.config()?;
     loop {
-        let survey = survey::take(&config).await;
+        let survey = Box::pin(survey::take(&config)).await;
         context.output.data(&survey, text);
         if !args.watch {
             return verdict(&survey);
@@ -96,6 +96,7 @@ fn text(survey: &Survey) -> String {
             "  target   lane 0, epoch {}, held by {holder}",
             target.epoch
         ));
+        lines.extend(target.verified.as_ref().map(verify_line));
     }
     for daemon in &survey.daemons {
         let ready = if daemon.ready { "ready" } else { "not ready" };
@@ -114,6 +115,31 @@ fn text(survey: &Survey) -> String {
         );
     }
     lines.join("\n")
+}
+
+/// What the judge said last, and when.
+fn verify_line(verified: &Verified) -> String {
+    let at = match &verified.consistent_point {
+        Some(lsn) => format!(" at {lsn}"),
+        None => String::new(),
+    };
+    format!(
+        "  verify   {}{at}, {} ago ({}, run {})",
+        visible::inline(&verified.verdict),
+        age(verified.seconds_ago),
+        visible::inline(&verified.mode),
+        visible::inline(&verified.id)
+    )
+}
+
+/// Seconds for people.
+fn age(seconds: f64) -> String {
+    match seconds.max(0.0) {
+        s if s < 120.0 => format!("{s:.0} s"),
+        s if s < 7200.0 => format!("{:.0} min", s / 60.0),
+        s if s < 172_800.0 => format!("{:.0} h", s / 3600.0),
+        s => format!("{:.0} days", s / 86_400.0),
+    }
 }
 
 /// Whether the applier answers "already applied?" from memory, and what that took so far.

@@ -103,6 +103,10 @@ pub(crate) struct Args {
     /// Write the report as one self-contained page, too.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
+    /// Write metrics in Prometheus' text form, for a collector that reads files; of a watch, after
+    /// each round.
+    #[arg(long, value_name = "FILE")]
+    metrics_file: Option<PathBuf>,
     /// Write SQL that would make the target equal, for somebody to read and run. It holds rows.
     #[arg(long, value_name = "FILE")]
     repair_sql: Option<PathBuf>,
@@ -205,6 +209,10 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
     let html = html
         .map(|path| Reserved::at(path, args.values))
         .transpose()?;
+    if let Some(metrics) = &args.metrics_file {
+        // That it can be written is known before anything is compared.
+        drop(Reserved::at(metrics, false)?);
+    }
     let repair = args.repair_sql.as_deref();
     let repair = repair.map(|path| Reserved::at(path, true)).transpose()?;
     let mut signals = Signals::new()?;
@@ -241,6 +249,9 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
     match context.output.format {
         Format::Ndjson => events.verdict(&document),
         Format::Text | Format::Json => context.output.data(&document, verdict::text),
+    }
+    if let Some(metrics) = &args.metrics_file {
+        verdict::metrics::write(metrics, &report, config.flow.as_str())?;
     }
     if let Some(html) = html {
         html.write(verdict::page(&document).as_bytes())?;
@@ -339,10 +350,22 @@ impl Look<'_> {
                 Ok((round.report, exit, round.stopped))
             }
             Mode::Watch => {
-                let watched = self.watch(args, signals, record, &|_| {});
+                let measure = |round: &Report| self.measure(args, round);
+                let watched = self.watch(args, signals, record, &measure);
                 let (report, exit) = Box::pin(watched).await?;
                 Ok((report, exit, None))
             }
+        }
+    }
+
+    /// A round as metrics; a watch goes on when they cannot be written.
+    fn measure(&self, args: &Args, round: &Report) {
+        let Some(metrics) = &args.metrics_file else {
+            return;
+        };
+        let written = verdict::metrics::write(metrics, round, self.config.flow.as_str());
+        if let Err(failure) = written {
+            output::alarm(failure);
         }
     }
 
