@@ -65,7 +65,9 @@ BEGIN
         GRANT EXECUTE ON FUNCTION trellara.prune(text, integer, bigint, interval, pg_lsn, bigint, integer) TO trellara_apply;
         -- Where a verify run asks the applier to stand still. It records nothing.
         GRANT SELECT, INSERT, UPDATE, DELETE ON trellara.fence TO trellara_apply;
-        -- What verify runs found.
+    END IF;
+    -- What verify runs found. A schema that an older build made has no such tables.
+    IF to_regclass('trellara.verify_run') IS NOT NULL THEN
         GRANT SELECT, INSERT, UPDATE, DELETE ON trellara.verify_run, trellara.verify_table TO trellara_apply;
         IF to_regclass('trellara.held') IS NOT NULL THEN
             GRANT SELECT ON trellara.held, trellara.held_key TO trellara_apply;

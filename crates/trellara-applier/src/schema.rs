@@ -73,7 +73,6 @@ impl From<tokio_postgres::Error> for SchemaError {
 pub async fn install(client: &mut Client) -> Result<TargetIdentity, SchemaError> {
     match identity(client).await {
         Err(SchemaError::Missing | SchemaError::Older { .. }) => {}
-        Ok(_) if !is_whole(client).await? => {}
         done_or_failed => return done_or_failed,
     }
     let transaction = client.transaction().await?;
@@ -82,10 +81,8 @@ pub async fn install(client: &mut Client) -> Result<TargetIdentity, SchemaError>
         .await?;
     // Somebody else may have installed it while we waited for the lock.
     let found = version(transaction.client()).await?.unwrap_or(0);
-    // Each statement of a migration makes only what is not there yet.
-    let whole = found > 0 && is_whole(transaction.client()).await?;
     for (number, sql) in MIGRATIONS {
-        if *number > found || !whole {
+        if *number > found {
             transaction.batch_execute(sql).await?;
         }
     }
@@ -99,12 +96,6 @@ pub async fn install(client: &mut Client) -> Result<TargetIdentity, SchemaError>
     }
     transaction.commit().await?;
     identity(client).await
-}
-
-/// Whether everything of the newest migration is there: before the first release it grows.
-async fn is_whole(client: &Client) -> Result<bool, SchemaError> {
-    const NEWEST: &str = "SELECT to_regclass('trellara.verify_table') IS NOT NULL";
-    Ok(client.query_one(NEWEST, &[]).await?.get(0))
 }
 
 /// Reads version and identity; an error when there is no schema or another version of it.

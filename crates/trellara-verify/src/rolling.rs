@@ -337,7 +337,8 @@ impl Rolling<'_> {
             .partition(|looked| looked.target == Some(looked.source));
         for looked in equal {
             if let Some(item) = self.items.get(looked.item) {
-                item.work.verified(looked.source, position);
+                let pieces = item.weight(&looked.piece);
+                item.work.verified(pieces, looked.source, position);
                 self.since = oldest(self.since, position);
             }
         }

@@ -1,6 +1,7 @@
 //! What is kept of a run in the target: `trellara.verify_run`, and how far each table is in
 //! `trellara.verify_table`. A run whose session here has ended can be gone on with.
 
+use tokio::sync::{Mutex, MutexGuard};
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 use trellara_envelope::{FlowName, Lsn};
@@ -12,9 +13,13 @@ use crate::report::{Outcome, TableName, TableReport, Verdict};
 /// Finished runs of a flow that are kept.
 const KEPT: i64 = 100;
 
+/// Whoever holds it is at the run.
+const LOCK: &str = "SELECT pg_try_advisory_lock(hashtextextended('trellara verify ' || $1, 0))";
+
 /// A run's record. Whoever holds it holds a lock by the run's name until its session ends.
 pub struct Store {
-    session: Session,
+    connect: ConnectOptions,
+    session: Mutex<Session>,
     flow: FlowName,
     run: String,
 }
@@ -78,8 +83,6 @@ impl Store {
         flow: &FlowName,
         run: &str,
     ) -> Result<Self, VerifyError> {
-        const LOCK: &str =
-            "SELECT pg_try_advisory_lock(hashtextextended('trellara verify ' || $1, 0))";
         const EXISTS: &str = "SELECT to_regclass('trellara.verify_run') IS NOT NULL";
         let connect = target
             .clone()
@@ -87,14 +90,16 @@ impl Store {
         let session = Session::connect(&connect).await;
         let session = session.map_err(|error| VerifyError::connect(Side::Target, &error))?;
         let store = Self {
-            session,
+            connect,
+            session: Mutex::new(session),
             flow: flow.clone(),
             run: run.to_owned(),
         };
         if !store.one(EXISTS, &[]).await?.get::<_, bool>(0) {
             return Err(unusable(
                 "the target keeps no runs".into(),
-                "its schema \"trellara\" was made by an older build, or not at all: run trellara setup",
+                "its schema \"trellara\" was made by an older build, or not at all: trellara setup \
+                 --print-sql has the statements, each of which makes only what is not there",
             ));
         }
         if !store.one(LOCK, &[&run]).await?.get::<_, bool>(0) {
@@ -159,7 +164,8 @@ impl Store {
                    verified_through::text \
               FROM trellara.verify_table WHERE run = $1 ORDER BY 1, 2";
         let store = Self::connect(target, flow, run).await?;
-        let client = &store.session.client;
+        let session = store.session().await?;
+        let client = &session.client;
         let row = client.query_opt(RUN, &[&run, &flow.as_str()]).await;
         let row = row.map_err(failed)?.ok_or_else(|| {
             unusable(
@@ -174,6 +180,7 @@ impl Store {
             options: row.get(2),
             tables: tables.iter().map(state).collect(),
         };
+        drop(session);
         Ok((store, old))
     }
 
@@ -185,7 +192,8 @@ impl Store {
         const UPDATE: &str = "\
             UPDATE trellara.verify_run SET definition = $2 \
              WHERE run = $1 AND coalesce(definition, $2) = $2";
-        let client = &self.session.client;
+        let session = self.session().await?;
+        let client = &session.client;
         let defined = client.execute(UPDATE, &[&self.run, &definition]).await;
         if defined.map_err(failed)? == 1 {
             return Ok(());
@@ -291,13 +299,26 @@ impl Store {
         self.execute(UPDATE, &[&self.run, &reason]).await
     }
 
+    /// The session; another one where it was lost, because a watch outlives its servers.
+    async fn session(&self) -> Result<MutexGuard<'_, Session>, VerifyError> {
+        let mut session = self.session.lock().await;
+        if session.is_closed() {
+            let again = Session::connect(&self.connect).await;
+            *session = again.map_err(|error| VerifyError::connect(Side::Target, &error))?;
+            // The old one may still hold it for a moment; then nobody else has it either.
+            let lock = session.client.query_one(LOCK, &[&self.run]).await;
+            lock.map_err(failed)?;
+        }
+        Ok(session)
+    }
+
     async fn one(&self, sql: &str, with: &[&(dyn ToSql + Sync)]) -> Result<Row, VerifyError> {
-        let row = self.session.client.query_one(sql, with).await;
+        let row = self.session().await?.client.query_one(sql, with).await;
         row.map_err(failed)
     }
 
     async fn execute(&self, sql: &str, with: &[&(dyn ToSql + Sync)]) -> Result<(), VerifyError> {
-        let done = self.session.client.execute(sql, with).await;
+        let done = self.session().await?.client.execute(sql, with).await;
         done.map(drop).map_err(failed)
     }
 }
@@ -349,7 +370,7 @@ fn failed(error: tokio_postgres::Error) -> VerifyError {
     let reason = format!("the run cannot be written down in the target: {fault}");
     let hint = match fault.sqlstate.as_str() {
         "42501" => "grant the role of target.url what config/postgres/target.sql gives it",
-        "42P01" | "42703" => "the target's schema was made by another build: run trellara setup",
+        "42P01" | "42703" => "the target's schema \"trellara\" was made by another build",
         _ => "",
     };
     unusable(reason, hint)

@@ -265,9 +265,9 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// A piece has this digest on both sides.
-    pub(crate) fn verified(&self, digest: Digest, position: Lsn) {
-        self.with(|tally| tally.pieces += 1);
+    /// So many pieces have this digest on both sides.
+    pub(crate) fn verified(&self, pieces: u32, digest: Digest, position: Lsn) {
+        self.with(|tally| tally.pieces += pieces);
         self.count(digest, digest);
         self.verified_at(position);
     }
@@ -305,7 +305,7 @@ impl<'a> Work<'a> {
         match &self.pair.plan {
             Plan::Bucket(of) => {
                 self.buckets(*of, sample).await?;
-                // They are one piece here, and what is in no sample was counted already.
+                // What is in no sample was counted already.
                 self.with(|tally| tally.passed_over = 0);
             }
             Plan::Range(_) => {

@@ -19,19 +19,18 @@ async fn rolling_under_load_finds_what_was_planted_and_nothing_else() -> Result<
     let flow = started(18, "rolling", &[SCHEMA], "").await?;
     run(&flow.source_admin, &[FILL]).await?;
     flow.caught_up(WITHIN).await?;
-    let load = load(&flow, 18, 8)?;
+    let writing = load(&flow, 18, 8)?;
     let mut frozen = 0;
-    for _ in 0..3 {
+    while !writing.is_finished() {
         let (code, document, stderr) = verify(&flow, &ROLLING).await?;
         let document = document.with_context(|| stderr.clone())?;
         ensure!(code == 0, "verify ended with {code}: {document} {stderr}");
         ensure!(document["verdict"] == "equal", "{document}");
         frozen += i32::from(document["applier_held_seconds"].as_f64() > Some(0.0));
     }
-    ensure!(
-        !load.is_finished() && frozen > 0,
-        "no suspect was confirmed"
-    );
+    writing.await??;
+    ensure!(frozen > 0, "no suspect was confirmed");
+    let writing = load(&flow, 18, 5)?;
     run(
         &flow.target_admin,
         &[
@@ -56,11 +55,16 @@ async fn rolling_under_load_finds_what_was_planted_and_nothing_else() -> Result<
         "id=999999 \"extra\"",
     ];
     ensure!(rows == expected, "{rows:?}");
+    let log = table(&document, "public.log")?;
+    ensure!(
+        log["coverage"]["compared"] == log["coverage"]["of"],
+        "{log}"
+    );
     ensure!(
         table(&document, "public.log")?["outcome"] == "equal",
         "{document}"
     );
-    load.await??;
+    writing.await??;
     flow.caught_up(WITHIN).await
 }
 
@@ -207,6 +211,14 @@ async fn a_watch_goes_on_through_what_is_in_the_way() -> Result<()> {
     judge
         .logged("public.kept: DIFFERENT, 1 rows", WITHIN)
         .await?;
+    let end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
+                WHERE application_name LIKE 'trellara-verify/%' AND datname = current_database()";
+    run(&flow.target_admin, &[end]).await?;
+    let ended = value(&flow.target_admin, "SELECT clock_timestamp()").await?;
+    let later = format!(
+        "SELECT count(*) FROM trellara.verify_table WHERE verified_at > timestamptz '{ended}'"
+    );
+    until(&flow.target_admin, &later, "2", WITHIN).await?;
     flow.applier.take().context("applier")?.terminate(WITHIN)?;
     run(
         &flow.source_admin,
@@ -228,5 +240,23 @@ async fn a_watch_goes_on_through_what_is_in_the_way() -> Result<()> {
     ensure!(ended.code() == Some(0), "{ended:?} {}", judge.log());
     let kept = "SELECT concat_ws(' ', state, mode, verdict) FROM trellara.verify_run";
     ensure!(value(&flow.target_admin, kept).await? == "finished watch equal");
+    Ok(())
+}
+
+/// Nothing is read while the target is further behind than asked for.
+#[tokio::test]
+async fn nothing_is_read_while_the_target_is_behind() -> Result<()> {
+    let mut flow = started(18, "paused", &[SCHEMA], "").await?;
+    flow.applier.take().context("applier")?.terminate(WITHIN)?;
+    run(&flow.source_admin, &[FILL]).await?;
+    let log = flow.folder().join("verify.log");
+    let words = ["verify", "--mode", "rolling", "--pause-lag", "1KiB"];
+    let mut judge = Daemon::start(&flow.config(), &words, &log)?;
+    judge
+        .logged("waiting for the target, which is ", WITHIN)
+        .await?;
+    flow.start_applier()?;
+    let ended = judge.wait(WITHIN)?;
+    ensure!(ended.code() == Some(0), "{ended:?} {}", judge.log());
     Ok(())
 }

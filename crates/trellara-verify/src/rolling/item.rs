@@ -119,6 +119,15 @@ impl Item<'_> {
         }
     }
 
+    /// How many pieces of the table's division are read as this one.
+    pub(super) fn weight(&self, piece: &Piece) -> u32 {
+        match (&self.pair.plan, piece) {
+            (_, Piece::Buckets { numbers, .. }) => numbers.len() as u32,
+            (Plan::Bucket(of), Piece::Range { .. }) => *of,
+            (Plan::Range(_), Piece::Range { .. }) => 1,
+        }
+    }
+
     pub(super) fn outcome(&self) -> Outcome {
         if self.work.with(|tally| tally.differing()) > 0 {
             return Outcome::Different;

@@ -12,9 +12,13 @@ const SHOWN: usize = 20;
 const NAMED: usize = 5;
 
 pub(crate) fn text(document: &Document) -> String {
+    let how = match document.mode {
+        "rolling" | "watch" => "looked at piece by piece, none before",
+        _ => "frozen at",
+    };
     let mut lines = vec![
         format!(
-            "frozen at {}, timeline {}, cluster {}; the applier stood still for {:.0} ms",
+            "{how} {}, timeline {}, cluster {}; the applier stood still for {:.0} ms",
             document.consistent_point,
             document.source.timeline,
             document.source.system,

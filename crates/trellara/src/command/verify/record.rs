@@ -27,10 +27,7 @@ impl Record {
         let new = NewRun {
             run: &options.run,
             mode: args.mode.word(),
-            lane: match options.lane {
-                DigestLane::Row64 => "row64",
-                DigestLane::Blake3 => "blake3",
-            },
+            lane: lane(options.lane),
             seed: options.seed,
             options: &asked_for(options),
             version: env!("CARGO_PKG_VERSION"),
@@ -94,14 +91,22 @@ pub(super) fn asked_for(options: &CompareOptions) -> String {
     let tables: Vec<String> = options.tables.iter().map(ToString::to_string).collect();
     let share = options.sample.map_or(100.0, |share| share * 100.0);
     format!(
-        "publication {}; tables {}; sample {share} %",
+        "publication {}; lane {}; tables {}; sample {share} %",
         options.publication,
+        lane(options.lane),
         if tables.is_empty() {
             "all".to_owned()
         } else {
             tables.join(" ")
         },
     )
+}
+
+fn lane(lane: DigestLane) -> &'static str {
+    match lane {
+        DigestLane::Row64 => "row64",
+        DigestLane::Blake3 => "blake3",
+    }
 }
 
 fn warn(output: Output, error: &VerifyError) {
