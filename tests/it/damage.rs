@@ -65,19 +65,6 @@ async fn applied(flow: &Flow) -> Result<String> {
     value(&flow.target_admin, sql).await
 }
 
-/// Waits until `sql` answers `expected`.
-async fn until(url: &str, sql: &str, expected: &str) -> Result<()> {
-    let deadline = Instant::now() + WITHIN;
-    loop {
-        let seen = value(url, sql).await;
-        if seen.as_ref().is_ok_and(|seen| seen == expected) {
-            return Ok(());
-        }
-        ensure!(Instant::now() < deadline, "{sql} still answers {seen:?}");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-}
-
 /// The broker's URL for what happens behind the flow's back, and the flow's stream.
 fn broker_of(flow: &Flow) -> (String, String) {
     (

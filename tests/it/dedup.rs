@@ -11,14 +11,13 @@ use trellara_testkit::flow::Flow;
 use trellara_testkit::fresh::pgbench;
 use trellara_testkit::ground::{Ground, GroundOptions};
 
+use crate::restart::KEYLESS;
 use crate::scenario::{WITHIN, run, started, value};
 
 mod kills;
 mod told;
 mod two_flows;
 
-const KEYLESS: &str =
-    "CREATE TABLE log (id bigint, note text); ALTER TABLE log REPLICA IDENTITY FULL";
 /// How many identities too many the ledger holds: those that stand in one flow's twice.
 const TWICE: &str = "\
 SELECT coalesce(sum(n - 1), 0) FROM (\

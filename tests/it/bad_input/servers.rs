@@ -4,12 +4,12 @@
 use anyhow::{Result, ensure};
 use trellara_local::{NatsOptions, NatsServer, shared};
 use trellara_testkit::compare;
-use trellara_testkit::flow::Flow;
 use trellara_testkit::ground::{Ground, GroundOptions};
 
 use super::rights::with_user;
 use super::{TABLE, accepted, as_superuser, flow, refused, refused_with, warned};
-use crate::scenario::{run, value};
+use crate::restart::until;
+use crate::scenario::{WITHIN, run};
 
 #[tokio::test]
 async fn a_publication_that_a_dba_has_still_to_make_is_named() -> Result<()> {
@@ -115,24 +115,13 @@ async fn a_source_that_waits_for_the_relay_before_there_is_one_is_named() -> Res
     for names in ["*", "\"trellara-waits\""] {
         let set = format!("ALTER SYSTEM SET synchronous_standby_names = '{names}'");
         run(&flow.source_admin, &[&set, "SELECT pg_reload_conf()"]).await?;
-        until(&flow, standbys, names).await?;
+        until(&flow.source_admin, standbys, names, WITHIN).await?;
         refused(&flow, &["SOURCE_SYNCHRONOUS_STANDBY"], 11).await?;
     }
     let reset = "ALTER SYSTEM RESET synchronous_standby_names";
     run(&flow.source_admin, &[reset, "SELECT pg_reload_conf()"]).await?;
-    until(&flow, standbys, "").await?;
+    until(&flow.source_admin, standbys, "", WITHIN).await?;
     accepted(&flow).await
-}
-
-/// The server takes up its settings some moments after it was told to.
-async fn until(flow: &Flow, sql: &str, expected: &str) -> Result<()> {
-    let taken_up = async {
-        while value(&flow.source_admin, sql).await? != expected {
-            tokio::task::yield_now().await;
-        }
-        anyhow::Ok(())
-    };
-    tokio::time::timeout(crate::scenario::WITHIN, taken_up).await?
 }
 
 /// Not let in at all, or let in without the right to ask about the stream.

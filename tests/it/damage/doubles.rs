@@ -4,8 +4,9 @@ use anyhow::{Context, Result, ensure};
 use trellara_testkit::daemon::Daemon;
 use trellara_testkit::flow::Flow;
 
-use super::{applied, broker_of, flowing, until};
+use super::{applied, broker_of, flowing};
 use crate::bad_input::bare;
+use crate::restart::until;
 use crate::scenario::{WITHIN, run, value};
 
 fn second_daemon(flow: &Flow, verb: &str) -> Result<Daemon> {
@@ -21,7 +22,7 @@ async fn f25_a_second_relay_waits_and_never_publishes() -> Result<()> {
     let mut second = second_daemon(&flow, "relay")?;
     second.logged("is active for PID", WITHIN).await?;
     run(&flow.source_admin, &["INSERT INTO log VALUES (2, 'two')"]).await?;
-    until(&flow.target_admin, "SELECT count(*) FROM log", "2").await?;
+    until(&flow.target_admin, "SELECT count(*) FROM log", "2", WITHIN).await?;
     let markers = |messages: &[trellara_testkit::broker::Stored]| {
         let marks = messages.iter().filter(|m| m.subject.ends_with(".mark"));
         marks.count()
@@ -34,7 +35,7 @@ async fn f25_a_second_relay_waits_and_never_publishes() -> Result<()> {
     first.kill()?;
     second.logged("took the slot", WITHIN).await?;
     run(&flow.source_admin, &["INSERT INTO log VALUES (3, 'three')"]).await?;
-    until(&flow.target_admin, "SELECT count(*) FROM log", "3").await?;
+    until(&flow.target_admin, "SELECT count(*) FROM log", "3", WITHIN).await?;
     flow.relay = Some(second);
     flow.converges(WITHIN).await
 }
@@ -48,13 +49,13 @@ async fn f26_a_second_applier_waits_and_takes_over() -> Result<()> {
     let mut second = second_daemon(&flow, "applier")?;
     second.logged("waiting as a standby", WITHIN).await?;
     run(&flow.source_admin, &["INSERT INTO log VALUES (2, 'two')"]).await?;
-    until(&flow.target_admin, "SELECT count(*) FROM log", "2").await?;
+    until(&flow.target_admin, "SELECT count(*) FROM log", "2", WITHIN).await?;
     ensure!(second.is_running() && !second.log().contains("applying"));
     ensure!(value(&flow.target_admin, epoch).await? == before);
     first.kill()?;
     second.logged("applying", WITHIN).await?;
     run(&flow.source_admin, &["INSERT INTO log VALUES (3, 'three')"]).await?;
-    until(&flow.target_admin, "SELECT count(*) FROM log", "3").await?;
+    until(&flow.target_admin, "SELECT count(*) FROM log", "3", WITHIN).await?;
     ensure!(applied(&flow).await? == "1 2 3");
     ensure!(value(&flow.target_admin, epoch).await? != before);
     flow.applier = Some(second);

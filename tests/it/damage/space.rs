@@ -5,7 +5,8 @@ use trellara_testkit::broker;
 use trellara_testkit::compare;
 use trellara_testkit::ground::{Ground, GroundOptions};
 
-use super::{LOG, broker_of, flowing, until};
+use super::{LOG, broker_of, flowing};
+use crate::restart::until;
 use crate::scenario::{WITHIN, run, value};
 
 const MIB: i64 = 1 << 20;
@@ -30,7 +31,13 @@ async fn c12_a_transaction_larger_than_the_stream_is_named_and_goes_on_when_it_g
     ensure!(relay.is_running(), "{}", relay.log());
     ensure!(value(&flow.target_admin, "SELECT count(*) FROM log").await? == "1");
     broker::set_max_bytes(&nats, &stream, 64 * MIB).await?;
-    until(&flow.target_admin, "SELECT count(*) FROM log", "24000").await?;
+    until(
+        &flow.target_admin,
+        "SELECT count(*) FROM log",
+        "24000",
+        WITHIN,
+    )
+    .await?;
     flow.converges(WITHIN).await
 }
 
@@ -55,7 +62,7 @@ async fn c12_one_open_transaction_does_not_fill_the_stream() -> Result<()> {
         )
         .await?;
         let sql = format!("SELECT count(*) FROM log WHERE id = {round}");
-        until(&flow.target_admin, &sql, "1").await?;
+        until(&flow.target_admin, &sql, "1", WITHIN).await?;
     }
     let (nats, stream) = broker_of(&flow);
     let bytes: usize = broker::messages(&nats, &stream)
