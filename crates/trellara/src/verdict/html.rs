@@ -48,7 +48,7 @@ pub(crate) fn page(document: &Document) -> String {
                 (differences(document))
                 (besides(document))
                 (not_covered(document))
-                (reading())
+                (reading(document.mode))
                 footer {
                     "Run " code { (document.id) } " of flow " (shown(&document.flow))
                     ", written by Trellara " (document.tool_version) "."
@@ -144,9 +144,13 @@ fn facts(document: &Document) -> Markup {
         "blake3" => "BLAKE3 of each row, computed here",
         _ => "64-bit hashes, computed in both databases",
     };
+    let position = match document.mode {
+        "rolling" | "watch" => "Oldest position of the source",
+        _ => "Position of the source",
+    };
     let facts = [
         ("Flow", document.flow.clone()),
-        ("Position of the source", document.consistent_point.clone()),
+        (position, document.consistent_point.clone()),
         ("Began, took", began),
         ("Source", server(&document.source)),
         ("Target", server(&document.target)),
@@ -385,14 +389,25 @@ fn not_covered(document: &Document) -> Markup {
     }
 }
 
-fn reading() -> Markup {
+fn reading(mode: &str) -> Markup {
+    let position = match mode {
+        "rolling" | "watch" => {
+            "Both databases were compared piece by piece, each piece as it was at one position of the \
+             source's log; what seemed to differ was compared again with both frozen. So what was \
+             written meanwhile is no difference. "
+        }
+        _ => {
+            "Both databases were compared as they were at one position of the source's log, so that \
+             what was written meanwhile is no difference. "
+        }
+    };
     html! {
         h2 { "How to read this" }
         p {
-            "Both databases were compared as they were at one position of the source's log, so that "
-            "what was written meanwhile is no difference. "
+            (position)
             b { "Equal" } " is said only when every row of every published table was compared. "
             b { "Different" } " means that at least one row differs. "
+            b { "Explained" } " means that what differs is what transactions in quarantine touch. "
             b { "No difference found" } " means that only a part was asked for, and is equal. "
             b { "Not compared" } " means that nothing was found to differ, but something could not be looked at."
         }

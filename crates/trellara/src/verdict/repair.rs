@@ -84,7 +84,9 @@ fn writable(table: &TableReport) -> Result<(&Recipe, &str), String> {
         ));
     }
     let recipe = table.recipe.as_ref();
-    let recipe = recipe.ok_or("nothing is known of how it is written to")?;
+    let recipe = recipe.ok_or(
+        "its rows were not compared at one position, so nothing could guard a statement; use --mode exact",
+    )?;
     let digest = recipe.digest.as_deref();
     let digest = digest.ok_or(
         "rows were not digested by the database, so nothing could guard a statement; use --lane row64",

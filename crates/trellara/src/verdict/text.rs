@@ -208,7 +208,7 @@ fn verdict_line(document: &Document) -> String {
 
 #[cfg(test)]
 mod tests {
-    use trellara_verify::report::{Kind, Report};
+    use trellara_verify::report::{Kind, Mode, Report};
 
     use super::super::document::of;
     use super::super::sample::{FORGED, circumstances, difference, report};
@@ -274,6 +274,18 @@ mod tests {
             .lines()
             .find(|line| line.starts_with("│ public.refused"));
         assert!(row.is_some_and(|row| row.contains('–') && !row.contains(" 0 ")));
+    }
+
+    #[test]
+    fn nothing_is_called_frozen_that_was_not() {
+        let mut report = report();
+        assert!(shown(&report, false).starts_with("frozen at 0/12345678, "));
+        report.mode = Mode::Rolling;
+        let text = shown(&report, false);
+        assert!(
+            text.starts_with("looked at piece by piece, none before 0/12345678, "),
+            "{text}"
+        );
     }
 
     #[test]
