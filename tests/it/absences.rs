@@ -65,8 +65,16 @@ struct Graph {
 impl Graph {
     fn read() -> Result<Self> {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let output = Command::new(cargo)
+        // A build fetches the crates of its own platform only; those of others are not here.
+        let version = Command::new(&cargo).arg("-vV").output()?.stdout;
+        let version = String::from_utf8(version)?;
+        let mut lines = version.lines();
+        let host = lines
+            .find_map(|line| line.strip_prefix("host: "))
+            .context("cargo names its host")?;
+        let output = Command::new(&cargo)
             .args(["metadata", "--format-version", "1", "--offline"])
+            .args(["--filter-platform", host])
             .output()
             .context("running cargo metadata")?;
         ensure!(
