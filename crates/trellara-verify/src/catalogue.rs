@@ -37,9 +37,7 @@ impl Catalogue {
         names.extend(gone.iter().cloned());
         let not_covered =
             inventory::not_covered(&lane.source, &options.publication, &names).await?;
-        let wanted = |table: &TableName| {
-            options.tables.is_empty() || options.tables.iter().any(|p| p.matches(table))
-        };
+        let wanted = |table: &TableName| options.is_asked_for(table);
         let (names, left_out): (Vec<_>, Vec<_>) = names.into_iter().partition(wanted);
         published.retain(|p| wanted(&p.table));
         gone.retain(wanted);
@@ -73,6 +71,21 @@ impl Catalogue {
             "the publication was changed behind the position compared".into(),
             "run it again",
         ))
+    }
+
+    /// The tables that are published now, and were not when this was read.
+    pub(crate) async fn joined(
+        &self,
+        now: &Reader,
+        options: &CompareOptions,
+    ) -> Result<Vec<TableName>, Failure> {
+        let published = inventory::published(now, &options.publication).await?;
+        let tables = published.into_iter().map(|published| published.table);
+        let known = |table: &TableName| {
+            self.gone.contains(table) || self.published.iter().any(|p| p.table == *table)
+        };
+        let joined = tables.filter(|table| options.is_asked_for(table) && !known(table));
+        Ok(joined.collect())
     }
 
     pub(crate) fn estimates(&self) -> Vec<(TableName, u64)> {
@@ -158,6 +171,13 @@ impl Catalogue {
 pub(crate) fn gone(table: &TableName) -> TableReport {
     let reason = "the table was dropped, renamed, moved, detached or made unlogged behind the \
                   position compared";
+    let hint = "run it again; what is published then is compared";
+    not_comparable(table, reason.into(), hint.into(), Duration::ZERO)
+}
+
+/// A table that nobody looked at.
+pub(crate) fn joined(table: &TableName) -> TableReport {
+    let reason = "the table was made or published while the others were compared";
     let hint = "run it again; what is published then is compared";
     not_comparable(table, reason.into(), hint.into(), Duration::ZERO)
 }

@@ -86,6 +86,10 @@ impl CompareOptions {
             pause: None,
         }
     }
+
+    pub(crate) fn is_asked_for(&self, table: &TableName) -> bool {
+        self.tables.is_empty() || self.tables.iter().any(|p| p.matches(table))
+    }
 }
 
 /// What was found.

@@ -1,8 +1,10 @@
 //! One slice of ranges after the other, as the databases are: no snapshot lives for long.
 //!
 //! A piece is digested on the source, then on the target when that has applied everything which was
-//! visible to the first. Where both are equal, the piece is verified through that position. Where
-//! they differ it is a suspect: what was committed in between may be on one side alone. Suspects are
+//! visible to the first. Where both are equal, the piece is verified through the position that the
+//! source had come to before the piece was read: what was visible then is on both sides, and of what
+//! came later nothing is known. Where they differ it is a suspect: what was committed in between may
+//! be on one side alone. Suspects are
 //! compared exactly, in frozen views of both sides that are let go at once. So nothing is ever
 //! called different that is not, however busy the flow is, and no row is too hot to be judged.
 //!
@@ -64,6 +66,13 @@ pub struct Listeners<'a> {
     pub steps: &'a (dyn Fn(Step) + Send + Sync),
     /// Where it is written down.
     pub store: Option<&'a Store>,
+}
+
+/// Pieces that were read on the source one after the other.
+struct Slice {
+    /// Where the source was before the first of them was read.
+    before: Lsn,
+    pieces: Vec<Looked>,
 }
 
 /// A piece that was digested on the source.
@@ -138,12 +147,17 @@ async fn run(
     (listeners.progress)(Progress::Planned {
         tables: plan.estimates(),
     });
-    let mut tables: Vec<TableReport> = plan.gone.iter().map(catalogue::gone).collect();
+    let refused = |report: TableReport| told(listeners, report);
+    let mut tables: Vec<TableReport> = Vec::new();
+    tables.extend(plan.gone.iter().map(catalogue::gone).map(refused));
     let mut pairs = Vec::new();
     for published in &plan.published {
         match plan.pair(published, same_encoding) {
             Ok(pair) => pairs.push(pair),
-            Err(failure) => tables.push(plan.refused(&published.table, failure, Duration::ZERO)?),
+            Err(failure) => {
+                let table = &published.table;
+                tables.push(refused(plan.refused(table, failure, Duration::ZERO)?));
+            }
         }
     }
     let mut rolling = Rolling {
@@ -155,21 +169,28 @@ async fn run(
         source: (servers.0.system, servers.0.timeline),
         items: Vec::new(),
         held: Duration::ZERO,
-        since: None,
         frozen: 0,
     };
     for pair in &pairs {
         match Item::new(&ground, pair, old).await {
             Ok(item) => rolling.items.push(item),
-            Err(failure) => tables.push(plan.refused(&pair.table, failure, Duration::ZERO)?),
+            Err(failure) => {
+                let table = &pair.table;
+                tables.push(refused(plan.refused(table, failure, Duration::ZERO)?));
+            }
         }
     }
     rolling.through().await?;
     plan.check(&ground.source_now, compare).await?;
-    let (held, since) = (rolling.held, rolling.since);
-    let started_at = position::now(&ground).await?;
+    let joined = plan.joined(&ground.source_now, compare).await?;
+    tables.extend(joined.iter().map(catalogue::joined).map(refused));
+    let held = rolling.held;
+    let ended_at = position::now(&ground).await?;
     tables.extend(rolling.reports());
     tables.sort_by(|a, b| a.table.cmp(&b.table));
+    // Also what an older run had seen of a table, where this one goes on with it.
+    let seen = tables.iter().filter_map(|table| table.verified_through);
+    let consistent_point = seen.min().unwrap_or(ended_at);
     let held_before = |before| {
         let flow = options.freeze.flow.clone();
         let quarantine = Quarantine { flow, before };
@@ -177,8 +198,8 @@ async fn run(
         async move { Held::read(target, &quarantine).await.map_err(unreadable) }
     };
     // What is held behind the oldest position explains nothing there, and is missing all the same.
-    let explains = held_before(since.unwrap_or(started_at)).await?;
-    let held_transactions = held_before(started_at).await?.waiting;
+    let explains = held_before(consistent_point).await?;
+    let held_transactions = held_before(ended_at).await?.waiting;
     tables.iter_mut().for_each(|table| explains.explain(table));
     Ok(Report {
         run: compare.run.clone(),
@@ -186,7 +207,7 @@ async fn run(
         lane: compare.lane,
         started,
         seed: compare.seed,
-        consistent_point: since.unwrap_or(started_at),
+        consistent_point,
         source: servers.0,
         target: servers.1,
         held,
@@ -210,8 +231,6 @@ struct Rolling<'a> {
     source: (SystemId, Timeline),
     items: Vec<Item<'a>>,
     held: Duration,
-    /// The oldest position that anything was compared at.
-    since: Option<Lsn>,
     /// Ways to frozen views so far.
     frozen: u32,
 }
@@ -224,7 +243,7 @@ impl Rolling<'_> {
                 () = self.stop.stopped() => return Ok(()),
                 slice = self.read_source() => slice?,
             };
-            if slice.is_empty() {
+            if slice.pieces.is_empty() {
                 break;
             }
             self.slice(slice).await?;
@@ -236,7 +255,8 @@ impl Rolling<'_> {
     }
 
     /// Reads the source for a while.
-    async fn read_source(&mut self) -> Result<Vec<Looked>, Failure> {
+    async fn read_source(&mut self) -> Result<Slice, Failure> {
+        let before = position::now(self.ground).await?;
         let began = Instant::now();
         let jobs = self.options.compare.jobs.max(1);
         let mut slice = Vec::new();
@@ -275,7 +295,8 @@ impl Rolling<'_> {
                 }
             }
         }
-        Ok(slice)
+        let pieces = slice;
+        Ok(Slice { before, pieces })
     }
 
     /// The next piece of the first table that has one.
@@ -296,9 +317,11 @@ impl Rolling<'_> {
     }
 
     /// What was read on the source, on the target when that has it all.
-    async fn slice(&mut self, mut slice: Vec<Looked>) -> Result<(), Failure> {
-        let position = position::now(self.ground).await?;
-        if !self.reached(position).await? {
+    async fn slice(&mut self, slice: Slice) -> Result<(), Failure> {
+        let Slice { before, pieces } = slice;
+        let mut slice = pieces;
+        // Whatever was visible to any of these reads lies at or below it.
+        if !self.reached(position::now(self.ground).await?).await? {
             return Ok(());
         }
         let jobs = self.options.compare.jobs.max(1);
@@ -338,8 +361,7 @@ impl Rolling<'_> {
         for looked in equal {
             if let Some(item) = self.items.get(looked.item) {
                 let pieces = item.weight(&looked.piece);
-                item.work.verified(pieces, looked.source, position);
-                self.since = oldest(self.since, position);
+                item.work.verified(pieces, looked.source, before);
             }
         }
         if !suspects.is_empty() {
@@ -372,7 +394,7 @@ impl Rolling<'_> {
         ];
         let changed = sides
             .into_iter()
-            .find_map(|(side, then, now)| Some((side, then.redefined(now)?)));
+            .find_map(|(side, then, now)| Some((side, then.redefined_at_all(now)?)));
         if let Some((side, what)) = changed {
             let failure = Failure::NotComparable {
                 reason: format!("the {side}'s table was {what} while it was compared"),
@@ -410,11 +432,7 @@ impl Rolling<'_> {
             if report.outcome == Outcome::Different && self.options.compare.recipes {
                 report.recipe = Some(item.work.recipe().await?);
             }
-            let report = Arc::new(report);
-            (self.listeners.progress)(Progress::Finished {
-                report: Arc::clone(&report),
-            });
-            item.said = Some(Arc::unwrap_or_clone(report));
+            item.said = Some(told(self.listeners, report));
         }
         Ok(())
     }
@@ -437,6 +455,12 @@ impl Rolling<'_> {
     }
 }
 
-fn oldest(seen: Option<Lsn>, position: Lsn) -> Option<Lsn> {
-    Some(seen.map_or(position, |seen| seen.min(position)))
+/// Tells what is said of a table.
+fn told(listeners: &Listeners<'_>, report: TableReport) -> TableReport {
+    let report = Arc::new(report);
+    (listeners.progress)(Progress::Finished {
+        report: Arc::clone(&report),
+    });
+    // Copied only when the listener kept it.
+    Arc::unwrap_or_clone(report)
 }

@@ -92,6 +92,12 @@ impl Shape {
         None
     }
 
+    /// The same where there is no snapshot that sees nothing of a new column.
+    pub(crate) fn redefined_at_all(&self, now: &Shape) -> Option<&'static str> {
+        let altered = (self.columns != now.columns).then_some("altered");
+        self.redefined(now).or(altered)
+    }
+
     /// Refuses when `now` is not what this (the snapshot's) is. New columns and new partitions are
     /// no change: the snapshot sees nothing of them.
     pub(crate) async fn check(

@@ -260,3 +260,96 @@ async fn nothing_is_read_while_the_target_is_behind() -> Result<()> {
     ensure!(ended.code() == Some(0), "{ended:?} {}", judge.log());
     Ok(())
 }
+
+/// A round that could not compare a table takes back what an older one had said of it.
+#[tokio::test]
+async fn a_watch_calls_nothing_equal_that_it_can_no_longer_compare() -> Result<()> {
+    let flow = started(18, "watchgone", &[SCHEMA], "").await?;
+    run(&flow.source_admin, &[FILL]).await?;
+    flow.caught_up(WITHIN).await?;
+    let log = flow.folder().join("watch.log");
+    let words = ["verify", "--mode", "watch", "--every", "500ms"];
+    let mut judge = Daemon::start(&flow.config(), &words, &log)?;
+    judge.logged("public.log: equal, ", WITHIN).await?;
+    judge.logged("public.kept: equal, ", WITHIN).await?;
+    run(&flow.target_admin, &["DROP TABLE log"]).await?;
+    judge.logged("public.log: not comparable", WITHIN).await?;
+    judge.signal(Signal::SIGTERM)?;
+    let ended = judge.wait(WITHIN)?;
+    ensure!(ended.code() == Some(4), "{ended:?} {}", judge.log());
+    let kept = "SELECT concat_ws(' ', state, verdict) FROM trellara.verify_run";
+    let kept = value(&flow.target_admin, kept).await?;
+    ensure!(kept == "finished not compared", "{kept}");
+    Ok(())
+}
+
+/// A page of 8 KiB takes eight seconds.
+const SLOW: [&str; 7] = [
+    "verify",
+    "--mode",
+    "rolling",
+    "--jobs",
+    "1",
+    "--max-rate",
+    "1KiB",
+];
+/// Two tables of a page each, of which the first is read at once.
+const TWO: &str = "CREATE TABLE a (id int PRIMARY KEY, v int); CREATE TABLE b (id int PRIMARY KEY)";
+/// The first was read on the source, and the second was not yet.
+const BETWEEN: &str = "SELECT count(*) > 0 FROM pg_stat_activity \
+     WHERE application_name LIKE 'trellara-verify/%' AND query LIKE '%\"public\".\"b\"%'";
+
+/// What the target lost behind a look at the source is in no position that is vouched for.
+#[tokio::test]
+async fn a_piece_is_verified_through_what_was_there_before_it_was_read() -> Result<()> {
+    let flow = started(18, "through", &[TWO], "").await?;
+    let fill = "INSERT INTO a VALUES (1, 1); INSERT INTO b VALUES (1)";
+    run(&flow.source_admin, &[fill]).await?;
+    flow.caught_up(WITHIN).await?;
+    let mut judge = Daemon::start(&flow.config(), &SLOW, &flow.folder().join("verify.log"))?;
+    until(&flow.source_admin, BETWEEN, "t", WITHIN).await?;
+    let before = value(
+        &flow.source_admin,
+        "SELECT pg_current_wal_insert_lsn()::text",
+    )
+    .await?;
+    run(&flow.source_admin, &["UPDATE a SET v = 2"]).await?;
+    flow.caught_up(WITHIN).await?;
+    run(&flow.target_admin, &["UPDATE a SET v = 1"]).await?;
+    let ended = judge.wait(WITHIN)?;
+    ensure!(ended.code() == Some(0), "{ended:?} {}", judge.log());
+    let through = format!(
+        "SELECT concat_ws(' ', v.verified_through, v.verified_through <= '{before}', \
+                r.consistent_point <= '{before}') \
+           FROM trellara.verify_table AS v JOIN trellara.verify_run AS r USING (run) \
+          WHERE v.table_name = 'a'"
+    );
+    let through = value(&flow.target_admin, &through).await?;
+    ensure!(through.ends_with(" t t"), "{through}, and not {before}");
+    Ok(())
+}
+
+/// A table that joins while the others are looked at was not looked at.
+#[tokio::test]
+async fn a_table_that_joins_a_rolling_run_is_not_passed_over() -> Result<()> {
+    let flow = started(18, "joins", &[TWO], "").await?;
+    let publication = format!(
+        "ALTER PUBLICATION {} ADD TABLES IN SCHEMA public",
+        value(&flow.source_admin, "SELECT pubname FROM pg_publication").await?
+    );
+    let fill = "INSERT INTO a VALUES (1, 1); INSERT INTO b VALUES (1)";
+    run(&flow.source_admin, &[&publication, fill]).await?;
+    flow.caught_up(WITHIN).await?;
+    let mut judge = Daemon::start(&flow.config(), &SLOW, &flow.folder().join("verify.log"))?;
+    until(&flow.source_admin, BETWEEN, "t", WITHIN).await?;
+    run(
+        &flow.source_admin,
+        &["CREATE TABLE late (id int PRIMARY KEY)"],
+    )
+    .await?;
+    let ended = judge.wait(WITHIN)?;
+    ensure!(ended.code() == Some(4), "{ended:?} {}", judge.log());
+    let said = judge.log();
+    ensure!(said.contains("public.late"), "{said}");
+    Ok(())
+}

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use futures_util::FutureExt;
 use futures_util::future::try_join_all;
 
-use super::{Looked, Rolling, Tally, oldest};
+use super::{Looked, Rolling, Tally};
 use crate::compare::{CompareOptions, open};
 use crate::digest::Piece;
 use crate::error::{Failure, Side};
@@ -44,7 +44,6 @@ impl Rolling<'_> {
             return self.unconfirmed(by_item.keys().copied(), &lost);
         }
         let point = pair.consistent_point;
-        self.since = oldest(self.since, point);
         for at in by_item.keys() {
             if let Some(item) = self.items.get(*at) {
                 item.work.verified_at(point);

@@ -1,6 +1,7 @@
 //! One slice of ranges after the other: once, or again and again.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::time::{Duration, Instant};
 
 use trellara_verify::report::{Mode, Outcome, Report, TableName, TableReport, Verdict};
@@ -159,24 +160,35 @@ impl Look<'_> {
     }
 }
 
-/// The last look at each table.
+/// What the last whole round found, and what a round that was ended early adds to it.
 #[derive(Default)]
 struct Seen {
     last: Option<Report>,
     tables: BTreeMap<TableName, TableReport>,
-    equal: bool,
 }
 
 impl Seen {
     fn take_in(&mut self, round: Round) {
         let mut report = round.report;
-        self.equal |= round.stopped.is_none() && report.verdict() == Verdict::Equal;
-        for table in report.tables.drain(..) {
-            // A look that came to nothing does not take back what was seen.
-            let looked = !matches!(table.outcome, Outcome::NotComparable { .. });
-            if looked || !self.tables.contains_key(&table.table) {
-                self.tables.insert(table.table.clone(), table);
+        // A signal behind the last table ends nothing early.
+        let whole = report.verdict() == Verdict::Equal;
+        let tables = report.tables.drain(..).map(|t| (t.table.clone(), t));
+        let tables: BTreeMap<TableName, TableReport> = tables.collect();
+        match round.stopped {
+            Some(why) if !whole => {
+                // What left the publication is nobody's business any more.
+                self.tables.retain(|name, _| tables.contains_key(name));
+                for (name, table) in tables {
+                    match self.tables.entry(name) {
+                        Entry::Vacant(new) => _ = new.insert(table),
+                        Entry::Occupied(mut old) if adds(old.get(), &table, &why) => {
+                            old.insert(table);
+                        }
+                        Entry::Occupied(_) => {}
+                    }
+                }
             }
+            Some(_) | None => self.tables = tables,
         }
         self.last = Some(report);
     }
@@ -189,12 +201,21 @@ impl Seen {
         report.tables = self.tables.into_values().collect();
         report.mode = Mode::Watch;
         run.clone_into(&mut report.run);
-        let exit = match report.verdict() {
-            Verdict::Different => Exit::Different,
-            Verdict::Explained => Exit::Explained,
-            _ if self.equal => Exit::Done,
-            verdict => super::exit(verdict),
-        };
+        let exit = super::exit(report.verdict());
         Ok((report, exit))
+    }
+}
+
+/// Whether a look in a round that was ended for this reason says more than the one before: it makes
+/// nothing equal that was not, and what it did not come to takes back nothing that was seen.
+fn adds(old: &TableReport, new: &TableReport, ended: &str) -> bool {
+    match (&old.outcome, &new.outcome) {
+        (_, Outcome::NotComparable { reason, .. }) => reason != ended,
+        (_, Outcome::Different) => true,
+        (Outcome::Equal | Outcome::NoneFound, Outcome::Equal | Outcome::NoneFound) => true,
+        (
+            Outcome::Different | Outcome::NotComparable { .. },
+            Outcome::Equal | Outcome::NoneFound,
+        ) => false,
     }
 }
