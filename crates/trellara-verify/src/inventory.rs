@@ -86,6 +86,12 @@ pub(crate) struct Index {
     pub(crate) plain: bool,
 }
 
+/// Whether column `a` holds no NULL, as SQL. From PostgreSQL 18 on a NOT NULL that is NOT VALID sets
+/// `attnotnull` and says nothing of older rows; before, no such constraint is in the catalogue.
+pub(crate) const FILLED: &str = "(a.attnotnull AND NOT EXISTS (SELECT FROM pg_constraint v \
+    WHERE v.conrelid = a.attrelid AND v.contype = 'n' AND NOT v.convalidated \
+      AND a.attnum = ANY (v.conkey)))";
+
 /// `(ordinal, schema, name)` as rows of a VALUES list.
 pub(crate) fn values(tables: &[TableName]) -> String {
     let row = |(i, t): (usize, &TableName)| {
@@ -293,7 +299,7 @@ fn columns_sql(wanted: &str) -> String {
     // The default collation is the database's; provider b orders by code point, which is by byte.
     format!(
         "SELECT w.i, a.attname, format_type(a.atttypid, a.atttypmod), t.typname, \
-           tn.nspname = 'pg_catalog', a.attnotnull, \
+           tn.nspname = 'pg_catalog', {FILLED}, \
            coalesce(CASE o.collprovider WHEN 'c' THEN o.collcollate IN ('C', 'POSIX') \
              WHEN 'b' THEN true \
              WHEN 'd' THEN d.datlocprovider = 'b' \

@@ -9,7 +9,7 @@
 use std::collections::BTreeSet;
 
 use crate::error::{Failure, Side};
-use crate::inventory::values;
+use crate::inventory::{FILLED, values};
 use crate::reader::Reader;
 use crate::report::TableName;
 
@@ -17,6 +17,7 @@ use crate::report::TableName;
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Shape {
     root: Option<String>,
+    /// Each column, and again where it holds no NULL: ranges of a key pass NULLs over.
     columns: BTreeSet<String>,
     /// Of the columns' enum types, also those inside of other types.
     labels: BTreeSet<String>,
@@ -51,6 +52,9 @@ impl Shape {
              UNION ALL SELECT 'column', concat_ws(' ', a.attnum, a.atttypid, a.atttypmod, a.attname), '' \
                FROM root r JOIN pg_attribute a ON a.attrelid = r.oid \
                WHERE a.attnum > 0 AND NOT a.attisdropped \
+             UNION ALL SELECT 'column', concat_ws(' ', a.attnum, 'filled'), '' \
+               FROM root r JOIN pg_attribute a ON a.attrelid = r.oid \
+               WHERE a.attnum > 0 AND NOT a.attisdropped AND {FILLED} \
              UNION ALL SELECT 'label', concat_ws(' ', e.oid, e.xmin, e.enumlabel), '' \
                FROM pg_enum e JOIN types t ON t.oid = e.enumtypid \
              UNION ALL SELECT 'attribute', concat_ws(' ', a.attrelid, a.attnum, a.atttypid, a.atttypmod), '' \
@@ -74,7 +78,7 @@ impl Shape {
     }
 
     /// In what way `now` has another definition: whatever its files are, the same statements mean
-    /// something else. New columns are no change.
+    /// something else. New columns and a new NOT NULL are no change.
     pub(crate) fn redefined(&self, now: &Shape) -> Option<&'static str> {
         if self.root != now.root {
             return Some("renamed, dropped or replaced");

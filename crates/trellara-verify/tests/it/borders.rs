@@ -143,3 +143,25 @@ async fn differences_within_one_large_range_are_narrowed() {
         assert_eq!(report.method, Some(Method::Range(1)));
     }
 }
+
+/// From 18 on a NOT NULL can be there and say nothing of older rows, which no range of the key holds.
+#[tokio::test]
+async fn a_null_behind_a_constraint_that_was_never_checked_is_found() {
+    let world = World::new(18).await;
+    world
+        .source
+        .run("CREATE TABLE t (k int PRIMARY KEY, v int); INSERT INTO t VALUES (1, 1), (2, 2)")
+        .await;
+    world
+        .target
+        .run(
+            "CREATE TABLE t (k int UNIQUE, v int); INSERT INTO t VALUES (1, 1), (2, 2), (NULL, 3);
+             ALTER TABLE t ADD CONSTRAINT filled NOT NULL k NOT VALID",
+        )
+        .await;
+    world.publish_all().await;
+    let narrow = || world.report_with(|o| o.range_rows = 1);
+    assert_eq!(found(&narrow().await), ["k=NULL extra"]);
+    world.target.run("DELETE FROM t WHERE k IS NULL").await;
+    assert_eq!(found(&narrow().await), [""; 0]);
+}
