@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use trellara_envelope::{FlowName, Lsn, SystemId, Timeline};
+use trellara_envelope::{FlowName, Lane, Lsn, SystemId, Timeline};
 use trellara_postgres::settle::{SettleError, Snapshot, settle};
 use trellara_postgres::{ConnectOptions, ReplicationConnection, Session, SnapshotAction};
 
@@ -21,6 +21,7 @@ use crate::report::ServerReport;
 
 mod error;
 mod fence;
+mod standing;
 
 pub use error::FreezeError;
 
@@ -269,7 +270,7 @@ impl Freezing<'_> {
         // The holder has exported the snapshot again, so the slot can go and keeps no WAL (C50).
         drop(walsender);
         fence.reached(point, self.options.patience).await?;
-        let target = fence.during(self.hold_target(point)).await?;
+        let target = fence.during(self.hold_target(point, fence.lanes())).await?;
         Ok((point, [source, target], began.elapsed()))
     }
 
@@ -348,24 +349,14 @@ impl Freezing<'_> {
     }
 
     /// Takes the target's snapshot, sees in it that it stands at the point, and exports it.
-    async fn hold_target(&self, point: Lsn) -> Result<String, FreezeError> {
+    async fn hold_target(&self, point: Lsn, lanes: &[Lane]) -> Result<String, FreezeError> {
         const BEGIN: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
         let holder = self.target_holder;
         let begun = holder.client.batch_execute(BEGIN).await;
         begun.map_err(failed(Side::Target))?;
-        for Newest { lane, at } in newest(holder, &self.options.flow).await? {
-            match at {
-                Some(position) if position.end == point => {
-                    same_source(position.source, self.source)?;
-                }
-                elsewhere => {
-                    return Err(FreezeError::Elsewhere {
-                        lane,
-                        found: elsewhere.map(|position| position.end),
-                        wanted: point,
-                    });
-                }
-            }
+        let seen = newest(holder, &self.options.flow).await?;
+        for position in standing::all_at(point, lanes, &seen)? {
+            same_source(position.source, self.source)?;
         }
         export(holder, Side::Target).await
     }

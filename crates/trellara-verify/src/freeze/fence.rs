@@ -76,6 +76,11 @@ impl<'a> Fence<'a> {
         Ok(fence)
     }
 
+    /// Who was asked.
+    pub(super) fn lanes(&self) -> &[Lane] {
+        &self.lanes
+    }
+
     async fn write(&self, cap: Lsn) -> Result<(), FreezeError> {
         const INSERT: &str = "\
             INSERT INTO trellara.fence AS f (flow, lane, run, cap, lease_until) \
