@@ -21,7 +21,7 @@ pub struct Fault {
     pub severity: String,
     /// The primary message, or what was said about a lost connection, without values: in class 22,
     /// which quotes the offending value, what stands in quotes is replaced by `"…"`; what functions
-    /// and triggers raise is not kept at all. The server's own log has both.
+    /// and triggers raise, and what classes 22 and 23 say in other languages, is not kept at all. The server's own log has both.
     pub message: String,
     /// The schema the server names, if any.
     pub schema: Option<String>,
@@ -166,16 +166,25 @@ impl Fault {
 const HIDDEN: &str = "(a message that may hold values; see the server's log)";
 
 /// `invalid input syntax for type integer: "4x"` quotes the value, as most messages of class 22 do;
-/// 22021 and 22P05 print the bytes. What a function raises can say anything under any code, and is
+/// 22021 and 22P05 print the bytes. Those of class 23 quote names alone, in English. What a function raises can say anything under any code, and is
 /// known by the routine that raises. Names of objects have fields of their own.
 fn without_values(sqlstate: &str, raised: bool, message: &str) -> String {
     let class = sqlstate.get(..2).unwrap_or_default();
     if raised || matches!(sqlstate, "22021" | "22P05") || matches!(class, "P0" | "38" | "39") {
         return HIDDEN.to_owned();
     }
+    if !matches!(class, "22" | "23") {
+        return message.to_owned();
+    }
     // A value may itself hold quotes, so everything from the first to the last one goes.
-    match (class, message.split_once('"'), message.rsplit_once('"')) {
-        ("22", Some((before, _)), Some((_, after))) => format!("{before}\"…\"{after}"),
+    let quoted = message.split_once('"').zip(message.rsplit_once('"'));
+    let around = quoted.map(|((before, _), (_, after))| (before, after));
+    let (before, after) = around.unwrap_or((message, ""));
+    // A server that speaks another language quotes in another manner, such as »4711«.
+    let plain = |text: &str| text.is_ascii() && !text.contains(['\'', '`']);
+    match (class, around) {
+        _ if !plain(before) || !plain(after) => HIDDEN.to_owned(),
+        ("22", Some(_)) => format!("{before}\"…\"{after}"),
         _ => message.to_owned(),
     }
 }
@@ -211,11 +220,27 @@ mod tests {
             ),
             r#"invalid input syntax for type integer: "…" (SQLSTATE 22P02)"#
         );
+        let name = r#"null value in column "größe" violates not-null constraint"#;
+        assert!(message("23502", false, name).contains(name));
         let relation = message("42P01", false, r#"relation "t" does not exist"#);
         assert!(relation.contains(r#""t""#), "{relation}");
         for shown in [
             message("P0001", false, "customer 4711 is unknown"),
             message("23514", true, "customer 4711 is unknown"),
+            // German, French, and what stands in quotes within quotes.
+            message(
+                "22P02",
+                false,
+                "ungültige Eingabesyntax für Typ integer: »4711«",
+            ),
+            message(
+                "22P02",
+                false,
+                "syntaxe en entrée invalide pour le type integer : « 4711 »",
+            ),
+            message("22P02", false, "ogiltig indata: '4711 \"x\" 4711'"),
+            message("22P02", false, "»4711 \"x\" 4711«"),
+            message("23505", false, "doppelter Schlüsselwert: »4711«"),
             message(
                 "22021",
                 false,
