@@ -58,6 +58,18 @@ async fn a_run_is_told_line_by_line_and_as_a_page() -> Result<()> {
     );
     ensure!(events.iter().all(|event| event["run"] == last["run"]));
     ensure!(!told.stdout.contains('\u{1b}') && !told.stdout.contains("secret"));
+    let begun = events.iter().find(|event| event["event"] == "run");
+    let begun = begun.context("a run")?;
+    ensure!(
+        begun["mode"] == "exact" && begun["seed"].is_null() && last["seed"].is_null(),
+        "{begun}"
+    );
+    let quick = ["verify", "--output", "ndjson", "--mode", "quick"];
+    let quick = flow.command(&quick).await?;
+    let mut lines = quick.stdout.lines();
+    let begun = lines.find(|line| line.contains(r#""event":"run""#));
+    let begun = begun.context("a run")?;
+    ensure!(begun.contains(r#""mode":"quick""#), "{begun}");
     let html = std::fs::read_to_string(&page)?;
     ensure!(
         html.contains("Different") && !html.contains("<script"),

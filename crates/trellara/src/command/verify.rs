@@ -155,6 +155,15 @@ impl Mode {
             Mode::Quick => "quick",
         }
     }
+
+    fn reported(self) -> report::Mode {
+        match self {
+            Mode::Exact => report::Mode::Exact,
+            Mode::Rolling => report::Mode::Rolling,
+            Mode::Watch => report::Mode::Watch,
+            Mode::Quick => report::Mode::Quick,
+        }
+    }
 }
 
 impl Args {
@@ -375,7 +384,12 @@ impl Look<'_> {
         let told = (self.output, self.events);
         let pair = freezing::frozen(self.config, &freeze, signals, told).await?;
         let bars = Bars::new(self.output);
-        let begun = verdict::begun(&pair, self.options, self.circumstances, self.started);
+        let begun = verdict::begun(
+            &pair,
+            (args.mode.reported(), self.options),
+            self.circumstances,
+            self.started,
+        );
         self.events.run(&begun);
         let progress = |progress| {
             self.events.show(&progress);
@@ -400,10 +414,7 @@ impl Look<'_> {
         };
         bars.end();
         let mut report = Report::exact(&pair, self.options, compared?, self.started);
-        report.mode = match args.mode {
-            Mode::Quick => report::Mode::Quick,
-            Mode::Exact | Mode::Rolling | Mode::Watch => report::Mode::Exact,
-        };
+        report.mode = args.mode.reported();
         Ok(report)
     }
 }

@@ -42,7 +42,8 @@ pub(crate) struct Document {
     pub(super) verdict: &'static str,
     pub(super) started: String,
     pub(super) finished: String,
-    pub(super) seed: String,
+    /// Only with values: a key and a digest of a few possible rows tell the row to whoever has it.
+    pub(super) seed: Option<String>,
     pub(super) consistent_point: String,
     /// The oldest position that any table was compared at; null when one was not.
     pub(super) verified_through: Option<String>,
@@ -167,7 +168,7 @@ pub(crate) fn of(report: &Report, circumstances: &Circumstances) -> Document {
         verdict: report.verdict().word(),
         started: time::moment(report.started),
         finished: time::moment(report.started + report.took),
-        seed: report.seed.to_string(),
+        seed: values.then(|| report.seed.to_string()),
         consistent_point: report.consistent_point.to_string(),
         verified_through: through
             .and_then(|all| all.into_iter().min())
@@ -217,7 +218,7 @@ pub(crate) struct Begun {
     operator: String,
     mode: &'static str,
     started: String,
-    seed: String,
+    seed: Option<String>,
     consistent_point: String,
     applier_held_seconds: f64,
     source: Server,
@@ -227,7 +228,7 @@ pub(crate) struct Begun {
 /// The first event of a run.
 pub(crate) fn begun(
     pair: &Pair,
-    options: &CompareOptions,
+    (mode, options): (Mode, &CompareOptions),
     circumstances: &Circumstances,
     started: SystemTime,
 ) -> Begun {
@@ -236,9 +237,9 @@ pub(crate) fn begun(
         flow: circumstances.flow.clone(),
         tool_version: env!("CARGO_PKG_VERSION"),
         operator: circumstances.operator.clone(),
-        mode: mode(Mode::Exact),
+        mode: self::mode(mode),
         started: time::moment(started),
-        seed: options.seed.to_string(),
+        seed: circumstances.values.then(|| options.seed.to_string()),
         consistent_point: pair.consistent_point.to_string(),
         applier_held_seconds: pair.held.as_secs_f64(),
         source: server(&pair.source_server),

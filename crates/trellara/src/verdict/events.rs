@@ -63,7 +63,7 @@ impl Events {
         match progress {
             Progress::Planned { .. } => self.step("comparing"),
             Progress::Finished { report } => self.table(report),
-            Progress::Paused { .. } => self.step("waiting for the target"),
+            Progress::Paused { .. } => self.step("waiting_for_target"),
             Progress::Started { .. } | Progress::Compared { .. } => {}
         }
     }

@@ -148,6 +148,8 @@ fn facts(document: &Document) -> Markup {
         "rolling" | "watch" => "Oldest position of the source",
         _ => "Position of the source",
     };
+    let seed = document.seed.as_deref();
+    let seed = seed.unwrap_or("kept with the run; printed with --values");
     let facts = [
         ("Flow", document.flow.clone()),
         (position, document.consistent_point.clone()),
@@ -156,7 +158,7 @@ fn facts(document: &Document) -> Markup {
         ("Target", server(&document.target)),
         ("Way of looking", document.mode.to_owned()),
         ("Rows digested by", lane.to_owned()),
-        ("Seed of the digests", document.seed.clone()),
+        ("Seed of the digests", seed.to_owned()),
         ("Compared of what is published", coverage),
         ("The applier stood still for", held),
         ("Run by", document.operator.clone()),

@@ -276,6 +276,16 @@ mod tests {
         assert!(row.is_some_and(|row| row.contains('–') && !row.contains(" 0 ")));
     }
 
+    /// With the seed, a key and a digest, a row of few possible values is found by trying.
+    #[test]
+    fn the_seed_is_told_with_the_values_alone() {
+        let (without, with) = (circumstances(false), circumstances(true));
+        let json = serde_json::to_value(of(&report(), &without)).unwrap();
+        assert!(json["seed"].is_null(), "{json}");
+        let json = serde_json::to_value(of(&report(), &with)).unwrap();
+        assert_eq!(json["seed"], "-7");
+    }
+
     #[test]
     fn nothing_is_called_frozen_that_was_not() {
         let mut report = report();
