@@ -144,6 +144,13 @@ pub struct Recipe {
     pub digest: Option<String>,
     /// Its columns that nobody can write.
     pub generated: Vec<String>,
+    /// Its identity columns that can be inserted, and not updated.
+    pub always: Vec<String>,
+    /// The database that it is in.
+    pub database: String,
+    /// What `trellara.state_version` calls that database; a copy of it has the same, another
+    /// database of the cluster has not. `None` where there is none.
+    pub target_id: Option<String>,
 }
 
 impl Outcome {

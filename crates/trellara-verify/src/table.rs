@@ -13,7 +13,7 @@ use crate::digest::{Border, Hash, Piece};
 use crate::drill;
 use crate::error::{Failure, Side};
 use crate::held::Held;
-use crate::inventory::only;
+use crate::inventory::{Cells, only};
 use crate::listing::{self, Asked};
 use crate::load::Load;
 use crate::mapping::Pair;
@@ -107,17 +107,41 @@ impl<'a> Work<'a> {
         let table = &self.pair.table;
         let into = quote::qualified(&table.schema, &table.name);
         let sql = format!(
-            "SELECT attname FROM pg_attribute WHERE attrelid = {}::regclass AND attnum > 0 \
-               AND attgenerated <> '' AND NOT attisdropped",
+            "SELECT attname, attgenerated <> '' FROM pg_attribute \
+              WHERE attrelid = {}::regclass AND attnum > 0 AND NOT attisdropped \
+                AND (attgenerated <> '' OR attidentity = 'a')",
             quote::literal(&into)
         );
         let taken = self.ground.pool.take().await?;
-        let generated = taken.lane()?.target.rows(&sql).await?;
+        let target = &taken.lane()?.target;
+        let (mut generated, mut always) = (Vec::new(), Vec::new());
+        for row in target.rows(&sql).await? {
+            let mut row = Cells(row.into_iter());
+            let name = row.text()?;
+            match row.flag()? {
+                true => generated.push(name),
+                false => always.push(name),
+            }
+        }
+        let known = "SELECT current_database(), \
+                            coalesce(has_table_privilege(to_regclass('trellara.state_version'), 'SELECT'), false)";
+        let mut known = only(target.rows(known).await?)?;
+        let (database, known) = (known.text()?, known.flag()?);
+        let target_id = match known {
+            true => {
+                let id = "SELECT target_id FROM trellara.state_version";
+                Some(only(target.rows(id).await?)?.text()?)
+            }
+            false => None,
+        };
         Ok(Recipe {
             from: self.pair.target.from.clone(),
             into,
             digest: self.pair.target.guard(self.ground.hash),
-            generated: generated.into_iter().flatten().flatten().collect(),
+            generated,
+            always,
+            database,
+            target_id,
         })
     }
 

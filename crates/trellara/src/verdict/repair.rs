@@ -5,10 +5,16 @@
 //! its exact number of rows and takes its whole batch back otherwise. So the file does nothing to a
 //! target that has moved on, and nothing when it is run twice.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use trellara_postgres::{SESSION_SETTINGS, quote};
 use trellara_verify::report::{Difference, Kind, Outcome, Recipe, Report, TableReport};
 
 use crate::visible;
+
+use header::header;
+
+mod header;
 
 /// Rows of one transaction.
 const BATCH: usize = 1000;
@@ -94,30 +100,13 @@ fn writable(table: &TableReport) -> Result<(&Recipe, &str), String> {
     Ok((recipe, digest))
 }
 
-fn header(report: &Report) -> String {
-    let target = &report.target;
-    let system = quote::literal(&target.system.to_string());
-    format!(
-        "-- Written by `trellara verify`, run {run}, at {point} of cluster {source}, for cluster {system_id}.\n\
-         -- It holds rows of the source. Read it, then:\n\
-         --   1. stop the applier, so that the target does not move on;\n\
-         --   2. psql -v ON_ERROR_STOP=1 -f FILE, as a role that may write to these tables;\n\
-         --   3. start the applier, and run `trellara verify` again.\n\
-         -- Each statement demands exactly the rows that were compared. What has changed since ends the\n\
-         -- file with an error, and its batch of at most {BATCH} rows is undone as a whole.\n\
-         -- Triggers of the tables fire, unless session_replication_role says otherwise.\n\
-         \\set ON_ERROR_STOP on\n\
-         SET client_encoding = 'UTF8';\n\
-         DO $trellara$BEGIN\n\
-         \x20 IF (SELECT system_identifier FROM pg_catalog.pg_control_system())::text <> {system} THEN\n\
-         \x20   RAISE EXCEPTION 'this is not the cluster that was compared';\n\
-         \x20 END IF;\n\
-         END$trellara$;\n",
-        run = report.run,
-        point = report.consistent_point,
-        source = report.source.system,
-        system_id = target.system,
-    )
+/// A dollar quote that the text does not end.
+fn tag(run: &str, text: &str) -> String {
+    let mut tag = format!("$trellara_{run}$");
+    while text.contains(&tag) {
+        tag.insert(tag.len() - 1, '_');
+    }
+    tag
 }
 
 /// Writes one table's statements.
@@ -137,8 +126,17 @@ impl Writer<'_> {
             Kind::Changed => 2,
             Kind::Missing => 3,
         };
-        let mut differences: Vec<&Difference> = self.table.differences.iter().collect();
+        let differences = self.table.differences.iter();
+        // What is in quarantine comes by itself, or was refused by somebody.
+        let (held, mut differences): (Vec<&Difference>, Vec<&Difference>) =
+            differences.partition(|difference| difference.explained_by.is_some());
         differences.sort_by_key(order);
+        let mut left = Left::default();
+        for difference in held {
+            let by = difference.explained_by.as_deref().unwrap_or_default();
+            let reason = format!("explained by transaction {by} in quarantine");
+            left.add(self.named(difference), reason);
+        }
         repair
             .sql
             .push_str(&format!("\n-- {name}: {} rows\n", self.table.differing()));
@@ -153,7 +151,7 @@ impl Writer<'_> {
             }
             match self.statement(difference) {
                 Ok(statement) => batch.push(statement),
-                Err(reason) => repair.refuse(format!("{name}: {reason}")),
+                Err(reason) => left.add(self.named(difference), reason),
             }
             if batch.len() == BATCH {
                 repair
@@ -164,6 +162,7 @@ impl Writer<'_> {
         if !batch.is_empty() {
             repair.sql.push_str(&self.batch(&batch));
         }
+        left.tell(name, repair);
         if kept > 0 {
             repair.refuse(format!(
                 "{name}: {kept} rows that the target alone has stay; --delete-extra deletes them"
@@ -172,7 +171,7 @@ impl Writer<'_> {
     }
 
     /// One transaction.
-    fn batch(&self, statements: &[String]) -> String {
+    fn batch(&self, statements: &[Statement]) -> String {
         let timeouts = |name: &str| name.ends_with("_timeout");
         let settings = SESSION_SETTINGS.iter().chain(&MORE_SETTINGS);
         let settings: Vec<String> = settings
@@ -187,22 +186,52 @@ impl Writer<'_> {
                 self.recipe.0.from
             ),
         };
+        let alone = self.alone(statements);
+        let text: String = statements.iter().map(|s| s.text.as_str()).collect();
         let body = format!(
-            "\n#variable_conflict use_column\nDECLARE trellara_rows bigint;\nBEGIN\n{lock}{}END\n",
-            statements.concat()
+            "\n#variable_conflict use_column\nDECLARE trellara_rows bigint;\nBEGIN\n{lock}{alone}{text}END\n"
         );
-        let mut tag = format!("$trellara_{}$", self.run);
-        while body.contains(&tag) {
-            tag.insert(tag.len() - 1, '_');
-        }
+        let tag = tag(self.run, &body);
         format!(
             "BEGIN;\n{}DO {tag}{body}{tag};\nCOMMIT;\n",
             settings.concat()
         )
     }
 
+    /// Refuses a batch that a foreign key would carry on into other tables: their rows were not
+    /// asked about. A session that is a replica carries nothing on.
+    fn alone(&self, statements: &[Statement]) -> String {
+        let mut ways = Vec::new();
+        if statements.iter().any(|statement| statement.deletes) {
+            ways.push("c.confdeltype IN ('c', 'n', 'd')".to_owned());
+        }
+        let updated = statements.iter().flat_map(|s| &s.updates);
+        let updated: BTreeSet<String> = updated.map(|name| quote::literal(name)).collect();
+        if !updated.is_empty() {
+            let updated: Vec<String> = updated.into_iter().collect();
+            ways.push(format!(
+                "c.confupdtype IN ('c', 'n', 'd') AND EXISTS (SELECT FROM pg_catalog.pg_attribute AS a \
+                 WHERE a.attrelid = c.confrelid AND a.attnum = ANY (c.confkey) \
+                   AND a.attname::text IN ({}))",
+                updated.join(", ")
+            ));
+        }
+        if ways.is_empty() {
+            return String::new();
+        }
+        let table = quote::literal(&self.recipe.0.into);
+        format!(
+            "  IF current_setting('session_replication_role') <> 'replica' AND EXISTS (\
+             SELECT FROM pg_catalog.pg_constraint AS c WHERE c.contype = 'f' \
+             AND (c.confrelid = {table}::regclass \
+             OR c.confrelid IN (SELECT relid FROM pg_catalog.pg_partition_tree({table}::regclass))) \
+             AND ({})) THEN\n    RAISE EXCEPTION '{CARRIED_ON}';\n  END IF;\n",
+            ways.join(" OR ")
+        )
+    }
+
     /// One row's, or those of rows that are equal.
-    fn statement(&self, difference: &Difference) -> Result<String, String> {
+    fn statement(&self, difference: &Difference) -> Result<Statement, String> {
         let one = difference.source_count <= 1 && difference.target_count <= 1;
         match (self.table.by_key, difference.kind) {
             (false, _) => self.multiset(difference),
@@ -212,7 +241,7 @@ impl Writer<'_> {
             (true, _) if !one => {
                 Err("several rows have one key; which is right is not known".into())
             }
-            (true, Kind::Missing) => self.insert(difference),
+            (true, Kind::Missing) => self.insert(difference).map(Statement::from),
             (true, Kind::Changed) => self.update(difference),
             (true, Kind::Extra) => self.delete(difference),
         }
@@ -224,31 +253,44 @@ impl Writer<'_> {
         Ok(demand_count(&absent, 0) + &demand(&format!("{row} ON CONFLICT DO NOTHING"), 1))
     }
 
-    fn update(&self, difference: &Difference) -> Result<String, String> {
+    fn update(&self, difference: &Difference) -> Result<Statement, String> {
         let source = difference.source_row.as_ref().ok_or(NO_VALUES)?;
         let changed = source.iter().filter(|(name, _)| {
             difference.columns.contains(name) && !self.recipe.0.generated.contains(name)
         });
-        let set: Vec<String> = changed
-            .map(|(name, value)| format!("{} = {}", quote::identifier(name), literal(value)))
-            .collect();
-        if set.is_empty() {
-            return Err("a row differs in generated columns alone".into());
+        let changed: Vec<_> = changed.collect();
+        if changed.is_empty() {
+            return Err("it differs in generated columns alone".into());
         }
-        Ok(demand(
+        let always = &self.recipe.0.always;
+        if let Some((name, _)) = changed.iter().find(|(name, _)| always.contains(name)) {
+            return Err(format!(
+                "{} is an identity that is always generated, and no UPDATE sets it",
+                visible::quoted(name)
+            ));
+        }
+        let set = changed.iter();
+        let set =
+            set.map(|(name, value)| format!("{} = {}", quote::identifier(name), literal(value)));
+        let text = demand(
             &format!(
                 "UPDATE {} SET {} WHERE {} AND {}",
                 self.recipe.0.from,
-                set.join(", "),
+                set.collect::<Vec<_>>().join(", "),
                 key(difference),
                 self.seen(difference.target_digest)?
             ),
             1,
-        ))
+        );
+        Ok(Statement {
+            text,
+            deletes: false,
+            updates: changed.into_iter().map(|(name, _)| name.clone()).collect(),
+        })
     }
 
-    fn delete(&self, difference: &Difference) -> Result<String, String> {
-        Ok(demand(
+    fn delete(&self, difference: &Difference) -> Result<Statement, String> {
+        let text = demand(
             &format!(
                 "DELETE FROM {} WHERE {} AND {}",
                 self.recipe.0.from,
@@ -256,11 +298,12 @@ impl Writer<'_> {
                 self.seen(difference.target_digest)?
             ),
             1,
-        ))
+        );
+        Ok(Statement::deleting(text))
     }
 
     /// Equal rows of a table without a key: as many as were seen, then as many as there should be.
-    fn multiset(&self, difference: &Difference) -> Result<String, String> {
+    fn multiset(&self, difference: &Difference) -> Result<Statement, String> {
         let (from, want) = (&self.recipe.0.from, difference.source_count);
         let have = difference.target_count;
         let digest = difference.target_digest.or(difference.source_digest);
@@ -268,20 +311,22 @@ impl Writer<'_> {
         let counted = demand_count(&format!("SELECT count(*) FROM {from} WHERE {seen}"), have);
         if want < have {
             let surplus = have - want;
-            return Ok(counted
+            let text = counted
                 + &demand(
                     &format!(
                         "DELETE FROM {from} WHERE (tableoid, ctid) IN (SELECT tableoid, ctid FROM {from} \
                          WHERE {seen} LIMIT {surplus})"
                     ),
                     surplus,
-                ));
+                );
+            return Ok(Statement::deleting(text));
         }
         let row = demand(&self.row(difference)?, 1);
         Ok(format!(
             "{counted}  FOR trellara_number IN 1..{} LOOP\n{row}  END LOOP;\n",
             want - have
-        ))
+        )
+        .into())
     }
 
     /// The row of the source as an INSERT.
@@ -306,9 +351,68 @@ impl Writer<'_> {
         ))
     }
 
+    /// Which row it is: by its key, or by its digest where there is none.
+    fn named(&self, difference: &Difference) -> String {
+        if self.table.by_key {
+            return visible_key(difference);
+        }
+        let digest = difference.target_digest.or(difference.source_digest);
+        digest.map_or_else(String::new, |digest| {
+            format!("row {:016x}", digest.cast_unsigned())
+        })
+    }
+
     fn seen(&self, digest: Option<i64>) -> Result<String, String> {
         let digest = digest.ok_or("a row's digest is not known")?;
         Ok(format!("{} = '{digest}'::bigint", self.recipe.1))
+    }
+}
+
+/// A row's part of a batch, and what it does that could go on into other tables.
+struct Statement {
+    text: String,
+    deletes: bool,
+    /// Columns that it sets.
+    updates: Vec<String>,
+}
+
+impl Statement {
+    fn deleting(text: String) -> Self {
+        Self {
+            deletes: true,
+            ..text.into()
+        }
+    }
+}
+
+impl From<String> for Statement {
+    fn from(text: String) -> Self {
+        Self {
+            text,
+            deletes: false,
+            updates: Vec::new(),
+        }
+    }
+}
+
+/// Rows that no statement was written for, by the reason.
+#[derive(Default)]
+struct Left(BTreeMap<String, Vec<String>>);
+
+impl Left {
+    fn add(&mut self, row: String, reason: String) {
+        self.0.entry(reason).or_default().push(row);
+    }
+
+    /// The file names each row; what is told counts them.
+    fn tell(self, name: &str, repair: &mut Repair) {
+        for (reason, rows) in self.0 {
+            repair.refuse(format!("{name}: {} rows: {reason}", rows.len()));
+            let rows = rows
+                .iter()
+                .map(|row| format!("--   {}\n", visible::inline(row)));
+            repair.sql.extend(rows);
+        }
     }
 }
 
@@ -327,6 +431,19 @@ fn key(difference: &Difference) -> String {
     parts.join(" AND ")
 }
 
+fn visible_key(difference: &Difference) -> String {
+    let part = |(name, value): &(String, Option<String>)| match value {
+        Some(value) => format!("{}={}", visible::quoted(name), visible::quoted(value)),
+        None => format!("{} is null", visible::quoted(name)),
+    };
+    difference
+        .key
+        .iter()
+        .map(part)
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
 fn literal(value: &Option<String>) -> String {
     match value {
         Some(value) => quote::literal(value),
@@ -336,6 +453,10 @@ fn literal(value: &Option<String>) -> String {
 
 const MOVED_ON: &str = "the target is not what was compared: nothing of this batch was done; run \
                         trellara verify again";
+
+const CARRIED_ON: &str = "a foreign key with ON DELETE or ON UPDATE refers to this table and would \
+                          change other rows; take care of those first, or, as the applier does, \
+                          SET session_replication_role = replica";
 
 fn demand(statement: &str, rows: u64) -> String {
     format!(
@@ -353,73 +474,4 @@ fn unless(rows: u64) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::sample::{FORGED, report};
-    use super::*;
-
-    fn recipe() -> Option<Recipe> {
-        Some(Recipe {
-            from: r#"ONLY "public"."t""#.into(),
-            into: r#""public"."t""#.into(),
-            digest: Some("hash(v)".into()),
-            generated: vec!["g".into()],
-        })
-    }
-
-    #[test]
-    fn no_name_or_value_gets_out_of_its_place() {
-        let mut report = report();
-        let table = &mut report.tables[1];
-        table.recipe = recipe();
-        (table.changed, table.duplicate) = (1, 3);
-        let value = format!("'; $trellara_{}$ {FORGED}", report.run);
-        if let Some(row) = &mut table.differences[0].source_row {
-            row[1].1 = Some(value);
-        }
-        let repair = of(&report, true);
-        // Comments are one line each, whatever a table is called.
-        let comments = repair
-            .sql
-            .lines()
-            .filter(|line| line.starts_with("-- public."));
-        for line in comments {
-            assert!(
-                line.contains(r"x\nverdict") && line.ends_with(" rows"),
-                "{line}"
-            );
-        }
-        let tag = format!("$trellara_{}_$", report.run);
-        assert_eq!(repair.sql.matches(&tag).count(), 2, "{}", repair.sql);
-        assert!(repair.sql.contains("'''; $trellara_"), "{}", repair.sql);
-        // The key that two rows share is named, not guessed at.
-        assert!(
-            repair
-                .refused
-                .iter()
-                .any(|why| why.contains("several rows"))
-        );
-    }
-
-    #[test]
-    fn what_is_too_much_or_not_whole_is_refused() {
-        let mut report = report();
-        let refused = |report: &Report| {
-            let repair = of(report, false);
-            assert!(!repair.sql.contains("UPDATE"), "{}", repair.sql);
-            assert!(repair.sql.contains("-- NOT REPAIRED: "));
-            repair.refused.join("\n")
-        };
-        report.tables[1].recipe = recipe();
-        assert!(refused(&report).contains("raise --max-diffs"));
-        report.tables[1].duplicate = 3;
-        report.tables[1].source_rows = 20;
-        report.tables[1].target_rows = 20;
-        assert!(refused(&report).contains("5 of 20 rows differ"));
-        report.tables[1].source_rows = 25;
-        report.tables[1].changed = 1;
-        if let Some(recipe) = &mut report.tables[1].recipe {
-            recipe.digest = None;
-        }
-        assert!(refused(&report).contains("--lane row64"));
-    }
-}
+mod tests;
