@@ -22,6 +22,7 @@ mod modes;
 mod repair;
 mod reports;
 mod rolling;
+mod tied;
 
 const SCHEMA: &str = "\
     CREATE TABLE kept (id bigint PRIMARY KEY, v text, n numeric);\

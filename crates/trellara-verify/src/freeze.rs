@@ -18,6 +18,7 @@ use crate::error::Side;
 use crate::frozen::Frozen;
 use crate::ledger::{self, Newest};
 use crate::report::ServerReport;
+use crate::tie;
 
 mod error;
 mod fence;
@@ -32,6 +33,11 @@ use fence::Fence;
 const TRIES: u32 = 5;
 /// After a try that was in vain.
 const PAUSE: Duration = Duration::from_millis(500);
+/// How long a step may take, beyond what it waits for, while the applier stands still.
+const STEP: Duration = Duration::from_secs(5);
+/// The same for one statement and for a lock, so that no session is left behind with either.
+const STATEMENT_TIMEOUT: &str = "4s";
+const LOCK_TIMEOUT: &str = "2s";
 /// How long commits on the source may take to leave the proc array.
 const SETTLE: Duration = Duration::from_secs(10);
 
@@ -40,6 +46,8 @@ const SETTLE: Duration = Duration::from_secs(10);
 pub struct FreezeOptions {
     /// The flow.
     pub flow: FlowName,
+    /// The publication that the flow was set up with.
+    pub publication: String,
     /// The source, as a role with REPLICATION that may read the tables.
     pub source: ConnectOptions,
     /// The target, as a role that may read the tables and write `trellara.fence`.
@@ -156,13 +164,14 @@ async fn attempt(
         named(options, &options.target),
     );
     // Everything is connected before anybody stands still.
-    let side = connect(Side::Source, &source).await?;
-    let source_holder = connect(Side::Source, &source).await?;
+    let (brief_source, brief_target) = (brief(&source), brief(&target));
+    let side = connect(Side::Source, &brief_source).await?;
+    let source_holder = connect(Side::Source, &brief_source).await?;
     let mut walsender = ReplicationConnection::connect(&source)
         .await
         .map_err(FreezeError::connect(Side::Source))?;
-    let mut asking = connect(Side::Target, &target).await?;
-    let target_holder = connect(Side::Target, &target).await?;
+    let mut asking = connect(Side::Target, &brief_target).await?;
+    let target_holder = connect(Side::Target, &brief_target).await?;
     let identified = walsender
         .identify_system()
         .await
@@ -177,6 +186,8 @@ async fn attempt(
     for position in lanes.iter().filter_map(|lane| lane.at) {
         same_source(position.source, asked)?;
     }
+    let (flow, publication) = (&options.flow, &options.publication);
+    tie::check((&side, &target_holder), flow, publication).await?;
     let lanes = lanes.iter().map(|newest| newest.lane).collect();
     steps(Step::AskingApplier);
     let mut fence = Fence::ask(
@@ -199,9 +210,10 @@ async fn attempt(
     }
     .through(&mut fence, walsender)
     .await;
-    let released = fence.release().await;
+    // A lease that cannot be given back ends by itself.
+    let released = tokio::time::timeout(STEP, fence.release()).await;
     let (consistent_point, snapshots, held) = frozen?;
-    released?;
+    released.map_err(|_| FreezeError::Slow { limit: STEP })??;
     let [source_snapshot, target_snapshot] = snapshots;
     Ok(Pair {
         source: Frozen {
@@ -224,10 +236,17 @@ async fn attempt(
     })
 }
 
-/// The run's own name on the servers.
+/// Sessions under the run's own name, which the servers end soon after this machine is gone.
 pub(crate) fn named(options: &FreezeOptions, connect: &ConnectOptions) -> ConnectOptions {
     let name = format!("trellara-verify/{}", options.run);
-    connect.clone().with_application_name(&name)
+    let connect = connect.clone().with_application_name(&name);
+    connect.with_dead_client_detection()
+}
+
+/// The same, for sessions whose statements the applier stands still for.
+fn brief(connect: &ConnectOptions) -> ConnectOptions {
+    let connect = connect.clone().with_parameter("lock_timeout", LOCK_TIMEOUT);
+    connect.with_parameter("statement_timeout", STATEMENT_TIMEOUT)
 }
 
 async fn connect(side: Side, options: &ConnectOptions) -> Result<Session, FreezeError> {
@@ -257,7 +276,8 @@ impl Freezing<'_> {
         let began = Instant::now();
         (self.steps)(self.slot.clone());
         let pid = walsender.pid();
-        let made = fence.during(self.make_slot(&mut walsender)).await;
+        let limit = self.options.slot_patience + STEP;
+        let made = fence.during(self.make_slot(&mut walsender), limit).await;
         if made.is_err() {
             // It would wait on, and the slot with it, for as long as whom it waits for.
             self.end(pid).await?;
@@ -266,11 +286,15 @@ impl Freezing<'_> {
         (self.steps)(Step::Reaching { point });
         // Before the settle barrier: where commits wait for the target, they wait for this (C10).
         fence.stand_at(point).await?;
-        let source = fence.during(self.hold_source(&exported)).await?;
+        let source = fence
+            .during(self.hold_source(&exported), SETTLE + STEP)
+            .await?;
         // The holder has exported the snapshot again, so the slot can go and keeps no WAL (C50).
         drop(walsender);
         fence.reached(point, self.options.patience).await?;
-        let target = fence.during(self.hold_target(point, fence.lanes())).await?;
+        let target = fence
+            .during(self.hold_target(point, fence.lanes()), STEP)
+            .await?;
         Ok((point, [source, target], began.elapsed()))
     }
 

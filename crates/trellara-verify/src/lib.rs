@@ -35,6 +35,7 @@ pub mod store;
 mod sum;
 mod table;
 mod tally;
+mod tie;
 
 pub use compare::{CompareOptions, Comparison, Progress, compare};
 pub use error::{Side, VerifyError, VerifyErrorKind};

@@ -34,7 +34,7 @@ use crate::shape::Shape;
 use crate::store::{Store, TableState};
 use crate::table::Ground;
 use crate::tally::Tally;
-use crate::{definitions, sequences};
+use crate::{definitions, sequences, tie};
 
 mod confirm;
 mod item;
@@ -125,6 +125,8 @@ async fn run(
     let same_encoding = source_now.encoding() == target_now.encoding();
     let present = lanes.first();
     let present = present.ok_or_else(|| VerifyError::bug("no lane was made"))?;
+    let sessions = (source_now.session(), target_now.session());
+    tie::check(sessions, &options.freeze.flow, &compare.publication).await?;
     let plan = Catalogue::read(present, compare).await?;
     if let Some(store) = listeners.store {
         store.define(&plan.definition_text()).await?;

@@ -98,6 +98,20 @@ pub enum FreezeError {
         /// Which.
         reason: String,
     },
+    /// The flow does not carry what would be compared.
+    #[error("{reason}")]
+    Untied {
+        /// Why.
+        reason: String,
+        /// What to do about it.
+        hint: &'static str,
+    },
+    /// A step took too long, and the applier was let go on.
+    #[error("a step to the frozen views took longer than {limit:?}, and the applier was let go on")]
+    Slow {
+        /// What it may take.
+        limit: Duration,
+    },
     /// The caller asked to stop.
     #[error("cancelled")]
     Cancelled,
@@ -150,6 +164,8 @@ impl FreezeError {
             | FreezeError::NotReached { .. }
             | FreezeError::NotSettled { .. }
             | FreezeError::OtherSource { .. }
+            | FreezeError::Untied { .. }
+            | FreezeError::Slow { .. }
             | FreezeError::Cancelled
             | FreezeError::Bug(_) => false,
         }
@@ -162,6 +178,10 @@ impl FreezeError {
             FreezeError::Server { fault, .. } => match fault.sqlstate.as_str() {
                 "42501" => "grant the role of the URL what config/postgres gives it",
                 "42P01" => "run trellara setup with this version",
+                "55P03" | "57014" => {
+                    "somebody holds a lock on Trellara's tables, or the server is too busy; run it \
+                     again when that is over"
+                }
                 "53300" | "53400" => {
                     "raise max_replication_slots, max_wal_senders or max_connections"
                 }
@@ -179,6 +199,8 @@ impl FreezeError {
                 "let these transactions end, or end them, and run it again"
             }
             FreezeError::NotSettled { .. } => "run it again",
+            FreezeError::Untied { hint, .. } => hint,
+            FreezeError::Slow { .. } => "see what keeps the servers busy, and run it again",
             FreezeError::Lost | FreezeError::Elsewhere { .. } => {
                 "this machine or the servers were too slow for the lease; run it again"
             }

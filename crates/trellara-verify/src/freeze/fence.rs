@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 use trellara_envelope::{FlowName, Lane, Lsn};
 use trellara_postgres::{Notification, Session, quote};
 
+use super::STEP;
 use super::error::{FreezeError, failed};
 use crate::error::Side;
 
@@ -162,14 +163,18 @@ impl<'a> Fence<'a> {
         self.wake().await
     }
 
-    /// Runs something else, and keeps the lease meanwhile.
+    /// Runs something else, and keeps the lease meanwhile, for so long as `limit` at most: who is
+    /// alive and gets nowhere must not hold the applier.
     ///
     /// # Errors
-    /// [`FreezeError::Lost`] when the lease ended all the same, [`FreezeError::Cancelled`].
+    /// [`FreezeError::Lost`] when the lease ended all the same, [`FreezeError::Slow`],
+    /// [`FreezeError::Cancelled`].
     pub(super) async fn during<T>(
         &self,
         work: impl Future<Output = Result<T, FreezeError>>,
+        limit: Duration,
     ) -> Result<T, FreezeError> {
+        let deadline = Instant::now() + limit;
         let mut work = std::pin::pin!(work);
         let mut renew = interval(RENEW);
         renew.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -177,6 +182,7 @@ impl<'a> Fence<'a> {
             tokio::select! {
                 biased;
                 () = self.cancel.cancelled() => return Err(FreezeError::Cancelled),
+                () = sleep_until(deadline) => return Err(FreezeError::Slow { limit }),
                 _ = renew.tick() => self.renew().await?,
                 done = &mut work => return done,
             }
@@ -210,7 +216,8 @@ impl<'a> Fence<'a> {
         // Taken out, so that it can be listened to while the lease is kept.
         let (_, nobody) = mpsc::channel(1);
         let mut heard = std::mem::replace(&mut self.heard, nobody);
-        let answered = self.during(self.listen(&mut heard, missing, limit)).await;
+        let listening = self.listen(&mut heard, missing, limit);
+        let answered = self.during(listening, limit + STEP).await;
         self.heard = heard;
         answered
     }

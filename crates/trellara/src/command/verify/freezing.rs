@@ -24,6 +24,7 @@ const SILENT_FOR: Duration = Duration::from_secs(2);
 pub(super) fn options(config: &Config, run: &str, patience: Duration) -> FreezeOptions {
     FreezeOptions {
         flow: config.flow.clone(),
+        publication: config.source.publication.clone(),
         source: config.source.connect.clone(),
         target: config.target.connect.clone(),
         run: run.to_owned(),
