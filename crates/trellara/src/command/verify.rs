@@ -45,9 +45,9 @@ Reads:  every row of every published table, on both sides (or what --tables and 
 Writes: trellara.fence on the target, for as long as the applier stands still; a temporary slot on
         the source, for as long; the result in trellara.verify_run and verify_table on the target
 
-Exit codes: 0 equal; 3 different; 4 could not compare, all or in part, or no difference in what was
+Exit codes: 0 equal; 1 an error that belongs to none of the others; 3 different; 4 could not compare, all or in part, or no difference in what was
             looked at, which was not everything; 5 what differs is explained by transactions in
-            quarantine; 64, 78 wrong arguments or file
+            quarantine; 64, 78 wrong arguments or file; 70 a fault of Trellara
 
 Examples:
   trellara verify

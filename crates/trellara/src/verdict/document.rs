@@ -9,7 +9,7 @@ use trellara_verify::CompareOptions;
 use trellara_verify::freeze::Pair;
 use trellara_verify::report::{
     Coverage, Difference, DigestLane, Kind, Method, Mode, Outcome, Report, ServerReport,
-    TableReport,
+    TableReport, Verdict,
 };
 
 use super::beside;
@@ -30,8 +30,48 @@ pub(crate) struct Circumstances {
     pub(crate) values: bool,
 }
 
+/// How a verdict or an outcome is taken by whoever only looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Tone {
+    Equal,
+    Different,
+    /// It differs, and by what is known why.
+    Explained,
+    /// Not everything was looked at.
+    Unsure,
+}
+
+impl Tone {
+    fn of(verdict: Verdict) -> Self {
+        match verdict {
+            Verdict::Equal => Self::Equal,
+            Verdict::Different => Self::Different,
+            Verdict::Explained => Self::Explained,
+            Verdict::NoneFound | Verdict::CouldNotCompare => Self::Unsure,
+        }
+    }
+
+    fn of_table(table: &TableReport) -> Self {
+        match table.outcome {
+            Outcome::Equal => Self::Equal,
+            Outcome::Different if table.explained > 0 && table.explained >= table.differing() => {
+                Self::Explained
+            }
+            Outcome::Different => Self::Different,
+            Outcome::NoneFound | Outcome::NotComparable { .. } => Self::Unsure,
+        }
+    }
+}
+
 #[derive(Serialize)]
 pub(crate) struct Document {
+    #[serde(skip)]
+    pub(super) judged: Verdict,
+    #[serde(skip)]
+    pub(super) tone: Tone,
+    /// Whether both sides were compared at one position.
+    #[serde(skip)]
+    pub(super) frozen: bool,
     pub(super) schema_version: u32,
     pub(super) id: String,
     pub(super) flow: String,
@@ -79,6 +119,11 @@ pub(super) struct Server {
 
 #[derive(Serialize)]
 pub(crate) struct TableDocument {
+    #[serde(skip)]
+    pub(super) tone: Tone,
+    /// The last digits of the sums.
+    #[serde(skip)]
+    pub(super) checksums: Option<(String, String)>,
     pub(super) id: String,
     pub(super) schema: String,
     pub(super) name: String,
@@ -157,7 +202,14 @@ pub(crate) fn of(report: &Report, circumstances: &Circumstances) -> Document {
     let through = report.tables.iter().map(|table| table.verified_through);
     let through = through.collect::<Option<Vec<_>>>();
     let total = |count: fn(&TableDocument) -> u64| tables.iter().map(count).sum::<u64>();
+    let verdict = report.verdict();
     Document {
+        judged: verdict,
+        tone: Tone::of(verdict),
+        frozen: match report.mode {
+            Mode::Exact | Mode::Quick => true,
+            Mode::Rolling | Mode::Watch => false,
+        },
         schema_version: SCHEMA_VERSION,
         id: report.run.clone(),
         flow: circumstances.flow.clone(),
@@ -165,7 +217,7 @@ pub(crate) fn of(report: &Report, circumstances: &Circumstances) -> Document {
         operator: circumstances.operator.clone(),
         mode: mode(report.mode),
         lane: lane(report.lane),
-        verdict: report.verdict().word(),
+        verdict: verdict.word(),
         started: time::moment(report.started),
         finished: time::moment(report.started + report.took),
         seed: values.then(|| report.seed.to_string()),
@@ -270,7 +322,13 @@ pub(super) fn table_document(table: &TableReport, values: bool) -> TableDocument
         compared: of_it,
         of,
     } = table.coverage;
+    let checksums = (
+        last_digits(&table.source_sum),
+        last_digits(&table.target_sum),
+    );
     TableDocument {
+        tone: Tone::of_table(table),
+        checksums: compared.then_some(checksums),
         id: table.table.to_string(),
         schema: table.table.schema.clone(),
         name: table.table.name.clone(),
@@ -306,6 +364,17 @@ pub(super) fn table_document(table: &TableReport, values: bool) -> TableDocument
             .collect(),
         seconds: table.took.as_secs_f64(),
     }
+}
+
+/// The lowest 32 bits of a whole number of any size, in two's complement.
+fn last_digits(sum: &str) -> String {
+    let digits = sum.chars().filter_map(|digit| digit.to_digit(10));
+    let low = digits.fold(0u32, |low, digit| low.wrapping_mul(10).wrapping_add(digit));
+    let low = match sum.starts_with('-') {
+        true => low.wrapping_neg(),
+        false => low,
+    };
+    format!("{low:08x}")
 }
 
 fn row(difference: &Difference, by_key: bool, values: bool) -> Row {

@@ -7,8 +7,9 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use maud::{DOCTYPE, Markup, html};
 use sha2::{Digest, Sha256};
+use trellara_verify::report::Verdict;
 
-use super::document::{Column, Document, Row, TableDocument};
+use super::document::{Column, Document, Row, TableDocument, Tone};
 use super::{beside, text};
 use crate::visible;
 
@@ -48,7 +49,7 @@ pub(crate) fn page(document: &Document) -> String {
                 (differences(document))
                 (besides(document))
                 (not_covered(document))
-                (reading(document.mode))
+                (reading(document.frozen))
                 footer {
                     "Run " code { (document.id) } " of flow " (shown(&document.flow))
                     ", written by Trellara " (document.tool_version) "."
@@ -73,19 +74,21 @@ fn name(table: &TableDocument) -> String {
 }
 
 /// The class that colours a verdict or an outcome; the word always stands beside it.
-fn class(word: &str) -> &'static str {
-    match word {
-        "equal" => "equal",
-        "different" => "different",
-        _ => "unsure",
+fn class(tone: Tone) -> &'static str {
+    match tone {
+        Tone::Equal => "equal",
+        Tone::Different => "different",
+        Tone::Explained => "explained",
+        Tone::Unsure => "unsure",
     }
 }
 
-fn sign(word: &str) -> &'static str {
-    match class(word) {
-        "equal" => "=",
-        "different" => "≠",
-        _ => "?",
+fn sign(tone: Tone) -> &'static str {
+    match tone {
+        Tone::Equal => "=",
+        Tone::Different => "≠",
+        Tone::Explained => "≈",
+        Tone::Unsure => "?",
     }
 }
 
@@ -99,16 +102,18 @@ fn verdict(document: &Document) -> Markup {
     let (compared, all) = (document.tables_compared, document.tables.len());
     let rows = grouped(document.source_rows);
     let differing = grouped(document.differing);
-    let sentence = match document.verdict {
-        "equal" => format!("All {rows} rows of all {all} tables are the same on both sides."),
-        "explained" => format!(
+    let sentence = match document.judged {
+        Verdict::Equal => {
+            format!("All {rows} rows of all {all} tables are the same on both sides.")
+        }
+        Verdict::Explained => format!(
             "{differing} rows differ, and transactions in quarantine explain it; {} are held.",
             grouped(document.held_transactions)
         ),
-        "different" => format!(
+        Verdict::Different => format!(
             "{differing} rows differ; {compared} of {all} tables were compared, {rows} rows."
         ),
-        _ => format!(
+        Verdict::NoneFound | Verdict::CouldNotCompare => format!(
             "{differing} rows differ, but this cannot vouch for everything: {compared} of {all} \
              tables were compared, {rows} rows."
         ),
@@ -121,9 +126,9 @@ fn verdict(document: &Document) -> Markup {
         )),
     };
     html! {
-        header class={ "verdict " (class(document.verdict)) } {
+        header class={ "verdict " (class(document.tone)) } {
             p class="soft" { "trellara verify" }
-            h1 { span aria-hidden="true" { (sign(document.verdict)) " " } (headline(document)) }
+            h1 { span aria-hidden="true" { (sign(document.tone)) " " } (headline(document)) }
             p { (sentence) }
             @if let Some(explained) = explained { p { (explained) } }
         }
@@ -144,9 +149,12 @@ fn facts(document: &Document) -> Markup {
         "blake3" => "BLAKE3 of each row, computed here",
         _ => "64-bit hashes, computed in both databases",
     };
-    let position = match document.mode {
-        "rolling" | "watch" => "Oldest position of the source",
-        _ => "Position of the source",
+    let (position, held) = match document.frozen {
+        true => (
+            "Position of the source",
+            Some(("The applier stood still for", held)),
+        ),
+        false => ("Oldest position of the source", None),
     };
     let seed = document.seed.as_deref();
     let seed = seed.unwrap_or("kept with the run; printed with --values");
@@ -160,13 +168,12 @@ fn facts(document: &Document) -> Markup {
         ("Rows digested by", lane.to_owned()),
         ("Seed of the digests", seed.to_owned()),
         ("Compared of what is published", coverage),
-        ("The applier stood still for", held),
         ("Run by", document.operator.clone()),
         ("Run", document.id.clone()),
     ];
     html! {
         dl class="facts" {
-            @for (what, value) in &facts {
+            @for (what, value) in facts.iter().chain(&held) {
                 div { dt { (what) } dd { (shown(value)) } }
             }
         }
@@ -202,23 +209,28 @@ fn tables(document: &Document) -> Markup {
                 th scope="col" { "Result" }
             } }
             tbody {
-                @for table in &document.tables { (table_row(table, rows(table), most)) }
+                @for table in &document.tables { (table_row(table, (rows(table), most), &document.consistent_point)) }
             }
         }
         ul class="legend" aria-label="Legend" {
             li { svg viewBox="0 0 24 12" aria-hidden="true" { rect class="fill-equal" width="24" height="12" {} } "equal rows" }
             li { svg viewBox="0 0 24 12" aria-hidden="true" { rect class="fill-different" width="24" height="12" {} } "rows that differ" }
+            @if document.explained > 0 {
+                li { svg viewBox="0 0 24 12" aria-hidden="true" { rect class="fill-explained" width="24" height="12" {} } "rows that differ, explained by quarantine" }
+            }
             li { svg viewBox="0 0 24 12" aria-hidden="true" { rect fill="url(#hatch)" width="24" height="12" {} } "not compared" }
         }
     }
 }
 
-fn table_row(table: &TableDocument, rows: u64, most: u64) -> Markup {
+fn table_row(table: &TableDocument, (rows, most): (u64, u64), point: &str) -> Markup {
     let count = |rows: Option<u64>| rows.map_or("–".to_owned(), grouped);
     let by = match (table.method, table.pieces) {
         (Some(method), Some(pieces)) => format!("{method} × {}", grouped(u64::from(pieces))),
         _ => "–".to_owned(),
     };
+    let through = table.verified_through.as_ref();
+    let through = through.filter(|through| *through != point);
     html! {
         tr {
             th scope="row" {
@@ -228,12 +240,21 @@ fn table_row(table: &TableDocument, rows: u64, most: u64) -> Markup {
             td class="bar" { (bar(table, rows, most)) }
             td class="number" data-label="Source rows" { (count(table.source_rows)) }
             td class="number" data-label="Target rows" { (count(table.target_rows)) }
-            td class="plain" data-label="Compared by" { (by) }
+            td class="plain" data-label="Compared by" {
+                (by)
+                @if table.checksums.is_some() {
+                    span class="note soft" { "checksum " span class="mono" { (text::checksum(table)) } }
+                }
+                @if let Some(through) = through { span class="note soft" { "through " (through) } }
+            }
             td class="result" {
-                span class=(class(table.outcome)) {
-                    span aria-hidden="true" { (sign(table.outcome)) " " } (table.outcome)
+                span class=(class(table.tone)) {
+                    span aria-hidden="true" { (sign(table.tone)) " " } (table.outcome)
                 }
                 @if table.differing > 0 { span class="soft" { (text::kinds(table)) } }
+                @if table.explained > 0 {
+                    span class="soft" { (grouped(table.explained)) " explained by quarantine" }
+                }
                 @if table.coverage.ratio < 1.0 && table.reason.is_none() {
                     span class="soft" { (format!("{:.1} % of it compared", table.coverage.ratio * 100.0)) }
                 }
@@ -266,6 +287,10 @@ fn bar(table: &TableDocument, rows: u64, most: u64) -> Markup {
         differing => (share(differing, rows.max(differing)) * compared).max(LEAST),
     };
     let equal = (compared - differing).max(0.0);
+    let fill = match table.tone {
+        Tone::Explained => "fill-explained",
+        Tone::Equal | Tone::Different | Tone::Unsure => "fill-different",
+    };
     let label = format!(
         "{} rows, {} of them differ",
         grouped(rows),
@@ -275,7 +300,7 @@ fn bar(table: &TableDocument, rows: u64, most: u64) -> Markup {
         svg class="bar" viewBox="0 0 400 14" preserveAspectRatio="none" role="img" aria-label=(label) {
             rect x="0" y="0" width=(unit(whole)) height="14" fill="url(#hatch)" {}
             rect class="fill-equal" x="0" y="0" width=(unit(equal)) height="14" {}
-            rect class="fill-different" x=(unit(equal)) y="0" width=(unit(differing)) height="14" {}
+            rect class=(fill) x=(unit(equal)) y="0" width=(unit(differing)) height="14" {}
         }
     }
 }
@@ -391,14 +416,14 @@ fn not_covered(document: &Document) -> Markup {
     }
 }
 
-fn reading(mode: &str) -> Markup {
-    let position = match mode {
-        "rolling" | "watch" => {
+fn reading(frozen: bool) -> Markup {
+    let position = match frozen {
+        false => {
             "Both databases were compared piece by piece, each piece as it was at one position of the \
              source's log; what seemed to differ was compared again with both frozen. So what was \
              written meanwhile is no difference. "
         }
-        _ => {
+        true => {
             "Both databases were compared as they were at one position of the source's log, so that \
              what was written meanwhile is no difference. "
         }

@@ -12,28 +12,32 @@ const SHOWN: usize = 20;
 const NAMED: usize = 5;
 
 pub(crate) fn text(document: &Document) -> String {
-    let how = match document.mode {
-        "rolling" | "watch" => "looked at piece by piece, none before",
-        _ => "frozen at",
-    };
-    let mut lines = vec![
-        format!(
-            "{how} {}, timeline {}, cluster {}; the applier stood still for {:.0} ms",
-            document.consistent_point,
-            document.source.timeline,
-            document.source.system,
-            document.applier_held_seconds * 1000.0
-        ),
-        table(&document.tables),
-    ];
+    let mut lines = vec![looked(document), table(&document.tables)];
     for table in &document.tables {
-        lines.extend(explained(table));
+        lines.extend(explained(table, &document.consistent_point));
     }
     let beside = beside::definitions_lines(&document.definitions).into_iter();
     let beside = beside.chain(beside::sequences_line(&document.sequences));
     lines.extend(beside.map(|line| visible::inline(&line).into_owned()));
     lines.push(verdict_line(document));
     lines.join("\n")
+}
+
+fn looked(document: &Document) -> String {
+    let Document {
+        consistent_point, ..
+    } = document;
+    let (timeline, cluster) = (document.source.timeline, &document.source.system);
+    if document.frozen {
+        let held_ms = document.applier_held_seconds * 1000.0;
+        return format!(
+            "frozen at {consistent_point}, timeline {timeline}, cluster {cluster}; the applier stood \
+             still for {held_ms:.0} ms"
+        );
+    }
+    format!(
+        "looked at piece by piece, none before {consistent_point}, timeline {timeline}, cluster {cluster}"
+    )
 }
 
 fn name(table: &TableDocument) -> String {
@@ -49,6 +53,7 @@ fn table(tables: &[TableDocument]) -> String {
         "target rows",
         "compared by",
         "seconds",
+        "checksum",
         "result",
     ]);
     for row in tables {
@@ -66,6 +71,7 @@ fn table(tables: &[TableDocument]) -> String {
             count(row.target_rows),
             by,
             format!("{:.1}", row.seconds),
+            checksum(row),
             result(row),
         ]);
     }
@@ -75,6 +81,15 @@ fn table(tables: &[TableDocument]) -> String {
         }
     }
     table.to_string()
+}
+
+/// Of the rows' digests on both sides: the ends of the sums, which whoever wants to can note down.
+pub(super) fn checksum(table: &TableDocument) -> String {
+    match &table.checksums {
+        None => "–".to_owned(),
+        Some((source, _)) if table.source_sum == table.target_sum => source.clone(),
+        Some((source, target)) => format!("{source} ≠ {target}"),
+    }
 }
 
 fn result(table: &TableDocument) -> String {
@@ -104,7 +119,7 @@ pub(super) fn kinds(table: &TableDocument) -> String {
 }
 
 /// What a table's line cannot hold: why it was not compared, which rows differ, what was mapped.
-fn explained(table: &TableDocument) -> Vec<String> {
+fn explained(table: &TableDocument, point: &str) -> Vec<String> {
     let (mut lines, name) = (Vec::new(), name(table));
     if let Some(reason) = &table.reason {
         let reason = visible::inline(reason);
@@ -112,6 +127,10 @@ fn explained(table: &TableDocument) -> Vec<String> {
         if let Some(hint) = table.hint.as_ref().filter(|hint| !hint.is_empty()) {
             lines.push(format!("  hint: {}", visible::inline(hint)));
         }
+    }
+    let through = table.verified_through.as_ref();
+    if let Some(through) = through.filter(|through| *through != point) {
+        lines.push(format!("{name}: verified through {through}"));
     }
     let mapped = table.mapped.iter().map(|mapped| visible::inline(mapped));
     lines.extend(mapped.map(|mapped| format!("{name}: {mapped}")));
@@ -291,11 +310,29 @@ mod tests {
         let mut report = report();
         assert!(shown(&report, false).starts_with("frozen at 0/12345678, "));
         report.mode = Mode::Rolling;
+        report.tables[0].verified_through = Some(trellara_envelope::Lsn(0x1234_5679));
+        report.tables[1].verified_through = Some(report.consistent_point);
         let text = shown(&report, false);
         assert!(
-            text.starts_with("looked at piece by piece, none before 0/12345678, "),
+            text.starts_with("looked at piece by piece, none before 0/12345678, ")
+                && !text.contains("stood still"),
             "{text}"
         );
+        // Only where it is another one.
+        assert_eq!(text.matches("verified through").count(), 1, "{text}");
+        assert!(text.contains("\npublic.kept: verified through 0/12345679\n"));
+    }
+
+    #[test]
+    fn the_ends_of_the_sums_are_shown() {
+        let text = shown(&report(), false);
+        assert!(text.contains("┆ 0000000c ≠ fffffff9 ┆"), "{text}");
+        let mut report = report();
+        // 2^64 + 1: more than a word.
+        report.tables[0].source_sum = "18446744073709551617".into();
+        report.tables[0].target_sum = "18446744073709551617".into();
+        let text = shown(&report, false);
+        assert!(text.contains("┆ 00000001            ┆"), "{text}");
     }
 
     #[test]

@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use trellara_verify::report::Report;
+
 use super::super::document::of;
 use super::super::sample::{FORGED, circumstances, report};
 use super::*;
@@ -84,6 +86,57 @@ fn what_is_hostile_neither_runs_nor_breaks_the_page() {
         assert!(!dom.contains(c));
     }
     assert!(FORGED.contains("<script>"));
+}
+
+/// A bar says in lengths what its table says in numbers, and every table has one.
+#[test]
+fn each_table_has_its_bar() {
+    let mut report = report();
+    report.tables[1].source_rows = 500;
+    report.tables[1].target_rows = 500;
+    (report.tables[1].changed, report.tables[1].duplicate) = (250, 0);
+    let bars = |report: &Report| {
+        let html = page(&of(report, &circumstances(false)));
+        let bars = html.split("<svg class=\"bar\"").skip(1);
+        let bars = bars.map(|bar| bar.split("</svg>").next().unwrap().to_owned());
+        bars.collect::<Vec<_>>()
+    };
+    let drawn = bars(&report);
+    assert_eq!(drawn.len(), 3, "{drawn:?}");
+    let has = |bar: &str, what: &[&str]| {
+        for what in what {
+            assert!(bar.contains(what), "{what} in {bar}");
+        }
+    };
+    // The largest table fills its place, and half as many rows half of it.
+    let equal = r#"<rect class="fill-equal" x="0" y="0" width="400.00""#;
+    has(&drawn[0], &["1\u{202f}000 rows, 0 of them differ", equal]);
+    let different = r#"<rect class="fill-different" x="100.00" y="0" width="100.00""#;
+    let equal = r#"<rect class="fill-equal" x="0" y="0" width="100.00""#;
+    has(
+        &drawn[1],
+        &["500 rows, 250 of them differ", equal, different],
+    );
+    has(&drawn[2], &[r#"aria-label="not compared""#, "url(#hatch)"]);
+    assert!(!drawn[2].contains("fill-equal"), "{}", drawn[2]);
+
+    // What differs is seen, however little it is; and of a half that was looked at, a half is shown.
+    report.tables[1].changed = 1;
+    report.tables[0].coverage.compared = 5;
+    let drawn = bars(&report);
+    has(
+        &drawn[1],
+        &[r#"class="fill-different" x="192.00" y="0" width="8.00""#],
+    );
+    has(
+        &drawn[0],
+        &[r#"class="fill-equal" x="0" y="0" width="200.00""#],
+    );
+    // What is explained is neither alarming nor unsure.
+    report.tables[1].explained = 1;
+    has(&bars(&report)[1], &["fill-explained"]);
+    let html = page(&of(&report, &circumstances(false)));
+    assert!(html.contains(r#"<span class="explained">"#), "{html}");
 }
 
 /// Whatever escaping misses, the policy stops; and it does not stop the style.
