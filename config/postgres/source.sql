@@ -46,6 +46,8 @@ BEGIN
     FOREACH schema IN ARRAY current_setting('trellara.schemas')::text[] LOOP
         EXECUTE format('GRANT USAGE ON SCHEMA %I TO trellara_capture, trellara_admin', schema);
         EXECUTE format('GRANT SELECT ON ALL TABLES IN SCHEMA %I TO trellara_capture, trellara_admin', schema);
+        -- `verify` says before a cut-over which sequences of the target stand behind the source's.
+        EXECUTE format('GRANT SELECT ON ALL SEQUENCES IN SCHEMA %I TO trellara_capture, trellara_admin', schema);
     END LOOP;
 END
 $$;

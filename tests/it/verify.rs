@@ -24,6 +24,9 @@ mod reports;
 mod rolling;
 mod tied;
 
+/// Temporary slots of judges, in the flow's source.
+const SLOTS: &str = "SELECT count(*) FROM pg_replication_slots \
+     WHERE slot_name LIKE 'trellara\\_verify%' AND database = current_database()";
 const SCHEMA: &str = "\
     CREATE TABLE kept (id bigint PRIMARY KEY, v text, n numeric);\
     CREATE TABLE log (id bigint, note text); ALTER TABLE log REPLICA IDENTITY FULL";
@@ -87,9 +90,7 @@ async fn idle(version: u32, name: &str) -> Result<()> {
     );
     // Nothing stays behind: no fence, no slot.
     ensure!(value(&flow.target_admin, "SELECT count(*) FROM trellara.fence").await? == "0");
-    let slots = "SELECT count(*) FROM pg_replication_slots \
-                  WHERE slot_name LIKE 'trellara\\_verify%' AND database = current_database()";
-    ensure!(value(&flow.source_admin, slots).await? == "0");
+    ensure!(value(&flow.source_admin, SLOTS).await? == "0");
     Ok(())
 }
 

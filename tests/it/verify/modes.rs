@@ -6,15 +6,13 @@ use trellara_testkit::compare::connect;
 use trellara_testkit::daemon::Daemon;
 use trellara_testkit::ground::GroundOptions;
 
-use super::{SCHEMA, equal, table, verify};
+use super::{SCHEMA, SLOTS, equal, table, verify};
 use crate::restart::{ground, until};
 use crate::scenario::{WITHIN, run, started, value};
 
 /// It says whom it waits for, and when it is told to stop, it leaves no slot that waits on.
 #[tokio::test]
 async fn an_interrupted_judge_leaves_no_slot_that_waits() -> Result<()> {
-    const SLOTS: &str =
-        "SELECT count(*) FROM pg_replication_slots WHERE slot_name LIKE 'trellara\\_verify%'";
     let (_ground, flow) = ground(GroundOptions::version(18), SCHEMA, "").await?;
     let open = connect(&flow.source_admin).await?;
     open.batch_execute("BEGIN; INSERT INTO public.kept VALUES (1, 'open', 1)")
@@ -148,4 +146,29 @@ async fn what_a_run_found_is_kept() -> Result<()> {
         "{code}: {stderr}"
     );
     Ok(())
+}
+
+/// With the rights that `config/postgres` gives, and no more: the sequence of a serial column is
+/// judged, and one that is not granted is said to be so.
+#[tokio::test]
+async fn sequences_are_judged_with_the_shipped_rights() -> Result<()> {
+    let schema = "CREATE TABLE counted (id bigserial PRIMARY KEY)";
+    let flow = started(18, "counted", &[schema], "").await?;
+    let rows = "INSERT INTO counted SELECT FROM generate_series(1, 5)";
+    run(&flow.source_admin, &[rows]).await?;
+    flow.caught_up(WITHIN).await?;
+    let one = |state: &'static str, document: &serde_json::Value| {
+        let found = &document["sequences"];
+        let is = found[0]["id"] == "public.counted_id_seq" && found[0]["state"] == state;
+        ensure!(is, "{state} in {found}");
+        Ok(())
+    };
+    one("behind", &equal(&flow).await?)?;
+    let set = "SELECT setval('counted_id_seq', 5)";
+    run(&flow.target_admin, &[set]).await?;
+    one("ready", &equal(&flow).await?)?;
+    let (sequence, role) = ("public.counted_id_seq", flow.roles.capture());
+    let revoke = format!("REVOKE ALL ON SEQUENCE {sequence} FROM {role}");
+    run(&flow.source_admin, &[&revoke]).await?;
+    one("not readable on the source", &equal(&flow).await?)
 }
