@@ -321,9 +321,10 @@ impl Freezing<'_> {
     async fn blocked(&self, pid: i32, waited: Duration) -> Result<FreezeError, FreezeError> {
         // Whoever lacks pg_read_all_stats sees that a transaction is open and not since when.
         const WHO: &str = "\
-            SELECT format('pid %s (%s, %s, open for %s)', pid, \
+            SELECT format('pid %s (%s, %s%s, open for %s)', pid, \
                           coalesce(nullif(application_name, ''), 'unnamed'), \
                           coalesce(state, 'unknown'), \
+                          ', waits for ' || nullif(wait_event_type, 'Client') || '/' || wait_event, \
                           coalesce(date_trunc('second', clock_timestamp() - xact_start)::text, \
                                    'an unknown time')) \
               FROM pg_catalog.pg_stat_activity \

@@ -25,7 +25,13 @@ pub(super) fn options(config: &Config, run: &str, patience: Duration) -> FreezeO
     FreezeOptions {
         flow: config.flow.clone(),
         publication: config.source.publication.clone(),
-        source: config.source.connect.clone(),
+        // Nothing is written there; should that ever change, its commits must not wait for the very
+        // standby that somebody may have made of the relay (C10).
+        source: config
+            .source
+            .connect
+            .clone()
+            .with_parameter("synchronous_commit", "local"),
         target: config.target.connect.clone(),
         run: run.to_owned(),
         patience,
