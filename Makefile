@@ -73,9 +73,9 @@ soak: ## a minute of load and kills on each supported server, then one huge tran
 	"$(TARGET)/release/large" "$(or $(ROWS),5000000)"
 
 .PHONY: soak-verify
-soak-verify: servers ## the judge under load and kills of the applier: each planted difference found, nothing else (RUNS=200 SEED=random VERSION=18)
+soak-verify: servers ## the judge under load and kills of the applier: each planted difference found, nothing else (RUNS=200 SEED=random VERSION=18 RATE=400)
 	@cargo build $(LOCKED) --release -p trellara -p trellara-testkit --bins
-	"$(TARGET)/release/judge" "$(or $(RUNS),200)" "$(or $(SEED),random)" "$(or $(VERSION),18)"
+	"$(TARGET)/release/judge" "$(or $(RUNS),200)" "$(or $(SEED),random)" "$(or $(VERSION),18)" "$(or $(RATE),400)"
 
 .PHONY: rewind
 rewind: servers ## a million transactions applied, then delivered again and skipped (TRANSACTIONS=1000000)

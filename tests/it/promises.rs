@@ -1,5 +1,6 @@
-//! `docs/architecture.md` names the test of each promise and rule, and `docs/verify.md` those of the
-//! judge; a renamed or deleted test must not leave its promise without one.
+//! `docs/architecture.md` names the test of each promise and rule, `docs/guarantees.md` those that
+//! fail when a promise breaks, and `docs/verify.md` those of the judge; a renamed or deleted test must
+//! not leave its promise without one.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -24,7 +25,7 @@ fn functions(folder: &Path, found: &mut BTreeSet<String>) -> Result<()> {
     Ok(())
 }
 
-/// The names in the last column of every table whose last column is headed "test".
+/// The names in the last column of every table whose last column is headed "test" or "tests".
 fn named(document: &str) -> Vec<&str> {
     let mut names = Vec::new();
     let mut in_table = false;
@@ -32,13 +33,27 @@ fn named(document: &str) -> Vec<&str> {
         let cells: Vec<&str> = line.trim().trim_matches('|').split('|').collect();
         if !line.starts_with('|') {
             in_table = false;
-        } else if cells.last().is_some_and(|cell| cell.trim() == "test") {
+        } else if cells
+            .last()
+            .is_some_and(|cell| matches!(cell.trim(), "test" | "tests"))
+        {
             in_table = true;
         } else if in_table && let Some(last) = cells.last() {
             names.extend(last.split('`').skip(1).step_by(2));
         }
     }
     names
+}
+
+/// The cases and rules that a text names anywhere, as `b44_…` and `c33_…`.
+fn cases(document: &str) -> impl Iterator<Item = &str> {
+    let quoted = document.split('`').skip(1).step_by(2);
+    quoted.filter(|name| {
+        let number = name.strip_prefix(['b', 'c']);
+        number.is_some_and(|rest| {
+            rest.starts_with(|c: char| c.is_ascii_digit()) && rest.contains('_')
+        })
+    })
 }
 
 #[test]
@@ -56,6 +71,15 @@ fn promises_name_tests_that_exist() -> Result<()> {
     let mut names = named(&document);
     ensure!(names.len() > 80, "only {} names were found", names.len());
     names.extend(judged);
+    let guarantees = std::fs::read_to_string(root.join("docs/guarantees.md"))?;
+    let promised = named(&guarantees);
+    ensure!(
+        promised.len() > 40,
+        "only {} names were found",
+        promised.len()
+    );
+    names.extend(promised);
+    names.extend(cases(&guarantees));
     let missing: Vec<_> = names
         .iter()
         .filter(|name| !known.contains(**name))

@@ -268,29 +268,34 @@ impl Flow {
         );
     }
 
-    /// Fails unless `trellara verify` says that both databases are equal. It says nothing while a
-    /// transaction is open on the source's server, which other tests may have as well.
-    pub async fn verified(&self) -> Result<()> {
+    /// What `trellara verify` says with these options. It says nothing while a transaction is open
+    /// on the source's server, which other tests may have as well; then it is asked again.
+    pub async fn judged(&self, options: &[&str]) -> Result<Finished> {
         const NOT_COMPARED: i32 = 4;
-        const WITHIN: Duration = Duration::from_secs(60);
+        const WITHIN: Duration = Duration::from_secs(80);
+        let words: Vec<&str> = ["verify"].iter().chain(options).copied().collect();
         let deadline = Instant::now() + WITHIN;
         loop {
-            let done = self.command(&["verify"]).await?;
+            let done = self.command(&words).await?;
             let blocked = done.code == NOT_COMPARED && done.stderr.contains("temporary slot");
-            if done.code == 0 {
-                return Ok(());
+            if !blocked || Instant::now() > deadline {
+                return Ok(done);
             }
-            if blocked && Instant::now() < deadline {
-                continue;
-            }
-            bail!(
-                "verify ended with {}: {}{}\n{}",
-                done.code,
-                done.stdout,
-                done.stderr,
-                self.logs()
-            );
         }
+    }
+
+    /// Fails unless `trellara verify` says that both databases are equal.
+    pub async fn verified(&self) -> Result<()> {
+        let done = self.judged(&[]).await?;
+        ensure!(
+            done.code == 0,
+            "verify ended with {}: {}{}\n{}",
+            done.code,
+            done.stdout,
+            done.stderr,
+            self.logs()
+        );
+        Ok(())
     }
 
     /// Catches up, then fails unless both databases are equal row by row, by a comparison that

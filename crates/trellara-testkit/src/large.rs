@@ -99,11 +99,14 @@ pub async fn large(options: &LargeOptions) -> Result<LargeReport> {
     flow.applier.as_mut().context("applier")?.kill()?;
     flow.start_applier()?;
     peaks.until_equal(&flow, options).await?;
+    let after_commit = committed.elapsed();
+    // By the program's own judge, too.
+    flow.verified().await?;
     Ok(LargeReport {
         rows: options.rows,
         published_at_kill,
         written_at_kill,
-        after_commit: committed.elapsed(),
+        after_commit,
         relay_peak: peaks.relay,
         applier_peak: peaks.applier,
     })

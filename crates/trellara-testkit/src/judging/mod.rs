@@ -38,10 +38,10 @@ const LOAD: &str = "\
     DELETE FROM public.kept WHERE id = (SELECT id FROM public.kept WHERE id > :new ORDER BY id LIMIT 1);\n\
     INSERT INTO public.log VALUES (:hot, 'load');\n\
     COMMIT;\n";
-/// One run in so many has nothing to find.
-const BARE_EVERY: u32 = 10;
+/// After so many runs with something to find comes one with nothing, on top of what was asked for.
+const BARE_AFTER: u32 = 9;
 /// In two of three runs the applier is killed at some moment of the run's first so long, which is
-/// about how long a run takes.
+/// about how long a run takes; what ends earlier is not struck, and does not count as killed.
 const KILL_WITHIN: Duration = Duration::from_millis(600);
 /// A run that says nothing is made again; of a hundred runs so many may be.
 const SILENT_PERCENT: u32 = 5;
@@ -53,7 +53,7 @@ const NOT_COMPARED: i32 = 4;
 /// How much of it.
 #[derive(Debug, Clone)]
 pub struct JudgingOptions {
-    /// Runs with a verdict.
+    /// Runs with something planted and with a verdict; those with nothing planted come on top.
     pub runs: u32,
     /// Of both PostgreSQL servers.
     pub version: u32,
@@ -70,6 +70,8 @@ pub struct JudgingOptions {
 pub struct JudgingReport {
     /// Runs with a verdict.
     pub runs: u32,
+    /// Those of them in which something was planted.
+    pub planted: u32,
     /// Runs with a planted difference that was found, exactly.
     pub found: u32,
     /// Runs with nothing planted that said equal.
@@ -78,7 +80,7 @@ pub struct JudgingReport {
     pub wrong: Vec<String>,
     /// Runs without a verdict, and why.
     pub silent: Vec<String>,
-    /// Kills of the applier.
+    /// Kills of the applier that struck while a run was on its way.
     pub kills: u32,
     /// How long the applier was held in each run, seconds.
     pub held: Vec<f64>,
@@ -93,6 +95,7 @@ impl JudgingReport {
         let allowed = (self.runs * SILENT_PERCENT / 100).max(2);
         self.wrong.is_empty()
             && self.runs == self.found + self.equal
+            && self.planted == self.found
             && self.found > 0
             && self.kills > 0
             && self.silent.len() as u32 <= allowed
@@ -169,8 +172,8 @@ async fn runs(options: &JudgingOptions, flow: &mut Flow) -> Result<JudgingReport
     let target = compare::connect(&flow.target_admin).await?;
     let mut report = JudgingReport::default();
     let began = Instant::now();
-    while report.runs < options.runs {
-        let bare = report.runs % BARE_EVERY == BARE_EVERY - 1;
+    while report.planted < options.runs {
+        let bare = report.runs % (BARE_AFTER + 1) == BARE_AFTER;
         let plant = (!bare).then(|| Plant::draw(&mut random));
         if let Some(plant) = &plant {
             target.batch_execute(&plant.sql()).await?;
@@ -178,8 +181,8 @@ async fn runs(options: &JudgingOptions, flow: &mut Flow) -> Result<JudgingReport
         let kill = random
             .random_ratio(2, 3)
             .then(|| random.random_range(Duration::ZERO..KILL_WITHIN));
-        report.kills += u32::from(kill.is_some());
-        let finished = verify(flow, kill).await?;
+        let (finished, struck) = verify(flow, kill).await?;
+        report.kills += u32::from(struck);
         if let Some(plant) = &plant {
             target.batch_execute(&plant.back()).await?;
         }
@@ -207,6 +210,7 @@ impl JudgingReport {
             return;
         }
         self.runs += 1;
+        self.planted += u32::from(plant.is_some());
         match judged(plant, finished) {
             Ok(held) => {
                 self.held.push(held);
@@ -239,22 +243,22 @@ fn judged(plant: Option<&Plant>, finished: &Finished) -> Result<f64> {
     held.as_f64().context("how long the applier was held")
 }
 
-/// Runs it, and kills the applier after so long, if it is to be killed.
-async fn verify(flow: &mut Flow, kill: Option<Duration>) -> Result<Finished> {
+/// Runs it, and kills the applier after so long, if it is to be killed and the run has not ended.
+/// The second is whether it struck.
+async fn verify(flow: &mut Flow, kill: Option<Duration>) -> Result<(Finished, bool)> {
     let (config, environment) = (flow.config(), flow.environment.clone());
     let words = ["verify", "--values", "--output", "json"];
-    let judge = trellara_with(&config, &words, &environment);
-    let strike = async {
-        if let Some(after) = kill {
-            tokio::time::sleep(after).await;
-            flow.applier.as_mut().context("an applier")?.kill()?;
-            flow.start_applier()?;
-        }
-        Ok::<_, anyhow::Error>(())
+    let mut judge = std::pin::pin!(trellara_with(&config, &words, &environment));
+    let Some(after) = kill else {
+        return Ok((judge.await?, false));
     };
-    let (finished, struck) = tokio::join!(judge, strike);
-    struck?;
-    finished
+    tokio::select! {
+        finished = &mut judge => return Ok((finished?, false)),
+        () = tokio::time::sleep(after) => {}
+    }
+    flow.applier.as_mut().context("an applier")?.kill()?;
+    flow.start_applier()?;
+    Ok((judge.await?, true))
 }
 
 /// pgbench, again and again until it is told to end.
@@ -296,6 +300,7 @@ mod tests {
     fn a_verdict_that_is_wrong_or_missing_too_often_does_not_pass() {
         let good = || JudgingReport {
             runs: 100,
+            planted: 90,
             found: 90,
             equal: 10,
             kills: 1,
@@ -304,6 +309,7 @@ mod tests {
         };
         assert!(good().passed());
         let spoils = [
+            |report: &mut JudgingReport| report.planted = 91,
             |report: &mut JudgingReport| report.wrong.push("false".to_owned()),
             |report: &mut JudgingReport| report.found = 89,
             |report: &mut JudgingReport| report.silent.push(String::new()),
