@@ -29,9 +29,9 @@ use crate::load::Load;
 use crate::measure::Digest;
 use crate::pool::{Lane, Pool};
 use crate::reader::Reader;
-use crate::report::{Mode, Outcome, Report, TableName, TableReport};
+use crate::report::{Mode, Outcome, Report, ServerReport, TableName, TableReport};
 use crate::shape::Shape;
-use crate::store::{Store, TableState};
+use crate::store::{OldRun, Store, TableState};
 use crate::table::Ground;
 use crate::tally::Tally;
 use crate::{definitions, sequences, tie};
@@ -66,6 +66,8 @@ pub struct Listeners<'a> {
     pub steps: &'a (dyn Fn(Step) + Send + Sync),
     /// Where it is written down.
     pub store: Option<&'a Store>,
+    /// It could not be written down, which takes nothing from what is found.
+    pub unwritten: &'a (dyn Fn(&VerifyError) + Send + Sync),
 }
 
 /// Pieces that were read on the source one after the other.
@@ -83,14 +85,14 @@ struct Looked {
     target: Option<Digest>,
 }
 
-/// Looks at everything once. A run that goes on with an older one begins where `old` says.
+/// Looks at everything once. A run that goes on with an older one begins where that was.
 ///
 /// # Errors
 /// No result could be had at all. What is stopped before it is through is a result: the tables that
 /// were not looked at as a whole are not comparable, with the reason of the stop.
 pub async fn roll(
     options: &RollingOptions,
-    old: &[TableState],
+    old: Option<&OldRun>,
     listeners: &Listeners<'_>,
     stop: &Stop,
 ) -> Result<Report, VerifyError> {
@@ -101,7 +103,7 @@ pub async fn roll(
 
 async fn run(
     options: &RollingOptions,
-    old: &[TableState],
+    old: Option<&OldRun>,
     listeners: &Listeners<'_>,
     stop: &Stop,
 ) -> Result<Report, Failure> {
@@ -128,9 +130,6 @@ async fn run(
     let sessions = (source_now.session(), target_now.session());
     tie::check(sessions, &options.freeze.flow, &compare.publication).await?;
     let plan = Catalogue::read(present, compare).await?;
-    if let Some(store) = listeners.store {
-        store.define(&plan.definition_text()).await?;
-    }
     let names: Vec<TableName> = plan.published.iter().map(|p| p.table.clone()).collect();
     let sequences = beside(sequences::look(&source_now, &target_now, &names).await)?;
     let definitions = beside(definitions::look(&source_now, &target_now, &names).await)?;
@@ -146,6 +145,7 @@ async fn run(
         progress: listeners.progress,
     };
     let servers = position::servers(&ground).await?;
+    define(&plan, &servers, old, listeners).await?;
     (listeners.progress)(Progress::Planned {
         tables: plan.estimates(),
     });
@@ -174,13 +174,18 @@ async fn run(
         frozen: 0,
     };
     for pair in &pairs {
-        match Item::new(&ground, pair, old).await {
+        match Item::new(&ground, pair, tables_of(old)).await {
             Ok(item) => rolling.items.push(item),
             Err(failure) => {
                 let table = &pair.table;
                 tables.push(refused(plan.refused(table, failure, Duration::ZERO)?));
             }
         }
+    }
+    // Nothing would be read, and what was said then would be said as of now.
+    if old.is_some() && !pairs.is_empty() && rolling.items.iter().all(|item| item.next.is_none()) {
+        let reason = format!("run {} has nothing left to look at", compare.run);
+        return Err(VerifyError::incomparable(reason, "begin a new run".into()).into());
     }
     rolling.through().await?;
     plan.check(&ground.source_now, compare).await?;
@@ -374,6 +379,7 @@ impl Rolling<'_> {
                 && item.failed.is_none()
             {
                 item.done_to = item.next.clone();
+                item.keep();
             }
             self.tell(at).await?;
         }
@@ -426,8 +432,8 @@ impl Rolling<'_> {
             return Ok(());
         }
         if let Some(store) = self.listeners.store {
-            let state = item.state();
-            store.table(&item.pair.table, &state).await?;
+            let written = store.table(&item.pair.table, &item.state()).await;
+            written.unwrap_or_else(|error| (self.listeners.unwritten)(&error));
         }
         if item.failed.is_some() || item.done_to.is_none() {
             let mut report = item.report();
@@ -455,6 +461,38 @@ impl Rolling<'_> {
             })
             .collect()
     }
+}
+
+fn tables_of(old: Option<&OldRun>) -> &[TableState] {
+    old.map_or(&[], |old| &old.tables)
+}
+
+/// Writes down what the run is about, or refuses to go on with one that is about something else.
+async fn define(
+    plan: &Catalogue,
+    (source, target): &(ServerReport, ServerReport),
+    old: Option<&OldRun>,
+    listeners: &Listeners<'_>,
+) -> Result<(), VerifyError> {
+    let server = |server: &ServerReport| format!("{}/{}", server.system, server.timeline);
+    let (publication, source) = (plan.definition_text(), server(source));
+    let definition = format!(
+        "publication {publication}; source {source}; target {}",
+        server(target)
+    );
+    let then = old.and_then(|old| old.definition.as_ref());
+    if let Some(then) = then.filter(|then| **then != definition) {
+        return Err(VerifyError::incomparable(
+            format!("the run is about another one: {then}; not {definition}"),
+            "the publication was changed or a server is another one or was promoted: begin a new run"
+                .into(),
+        ));
+    }
+    if let Some(store) = listeners.store {
+        let written = store.define(&definition).await;
+        written.unwrap_or_else(|error| (listeners.unwritten)(&error));
+    }
+    Ok(())
 }
 
 /// Tells what is said of a table.

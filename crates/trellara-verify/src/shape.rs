@@ -77,6 +77,12 @@ impl Shape {
         Ok(shape)
     }
 
+    /// All that makes rows mean what they mean; not the files, which change with the rows.
+    pub(crate) fn definition(&self) -> String {
+        let (columns, labels) = (&self.columns, &self.labels);
+        format!("{:?}", (&self.root, columns, labels, &self.attributes))
+    }
+
     /// In what way `now` has another definition: whatever its files are, the same statements mean
     /// something else. New columns and a new NOT NULL are no change.
     pub(crate) fn redefined(&self, now: &Shape) -> Option<&'static str> {

@@ -50,6 +50,8 @@ pub struct OldRun {
     pub seed: i64,
     /// What it was asked for.
     pub options: String,
+    /// What it was about: the publication and both databases, if it came so far.
+    pub definition: Option<String>,
     /// The tables it had begun with.
     pub tables: Vec<TableState>,
 }
@@ -59,6 +61,8 @@ pub struct OldRun {
 pub struct TableState {
     /// Which.
     pub table: Option<TableName>,
+    /// What it was by definition, on both sides, as a digest; empty: as it was written down before.
+    pub fingerprint: String,
     /// Where the next range begins; none: at the beginning, or behind the end.
     pub next_from: Option<Vec<String>>,
     /// Whether all of it was looked at.
@@ -71,7 +75,7 @@ pub struct TableState {
     pub sums: [String; 2],
     /// Rows that differ: missing, extra, changed, duplicate.
     pub differing: [u64; 4],
-    /// Its outcome, when it is done.
+    /// Its outcome, when it is over.
     pub outcome: Option<String>,
     /// The oldest position that a piece was compared at.
     pub verified_through: Option<Lsn>,
@@ -125,8 +129,19 @@ impl Store {
                    (run, flow, mode, lane, seed, options, operator, version) \
             VALUES ($1, $2, $3, $4, $5, $6, \
                     session_user || coalesce('@' || host(inet_client_addr()), ''), $7)";
+        // Whoever is at a run holds a lock by its name.
+        const KILLED: &str = "\
+            UPDATE trellara.verify_run AS r \
+               SET state = 'failed', reason = 'its session ended', \
+                   finished_at = clock_timestamp(), changed_at = clock_timestamp() \
+             WHERE flow = $1 AND state = 'running' AND NOT EXISTS ( \
+                   SELECT FROM pg_locks AS l JOIN pg_database AS d ON d.oid = l.database \
+                    WHERE d.datname = current_database() AND l.locktype = 'advisory' \
+                      AND l.objsubid = 1 AND (l.classid::bigint << 32 | l.objid::bigint) \
+                        = hashtextextended('trellara verify ' || r.run, 0))";
         let store = Self::connect(target, flow, new.run).await?;
         let flow = flow.as_str();
+        store.execute(KILLED, &[&flow]).await?;
         store
             .execute(
                 INSERT,
@@ -157,11 +172,11 @@ impl Store {
             UPDATE trellara.verify_run \
                SET state = 'running', finished_at = NULL, reason = NULL, changed_at = clock_timestamp() \
              WHERE run = $1 AND flow = $2 AND state <> 'finished' \
-            RETURNING mode, seed, options";
+            RETURNING mode, seed, options, definition";
         const TABLES: &str = "\
             SELECT schema_name, table_name, next_from, done, pieces, source_rows, target_rows, \
                    source_sum, target_sum, missing, extra, changed, duplicate, outcome, \
-                   verified_through::text \
+                   verified_through::text, coalesce(fingerprint, '') \
               FROM trellara.verify_table WHERE run = $1 ORDER BY 1, 2";
         let store = Self::connect(target, flow, run).await?;
         let session = store.session().await?;
@@ -178,33 +193,24 @@ impl Store {
             mode: row.get(0),
             seed: row.get(1),
             options: row.get(2),
+            definition: row.get(3),
             tables: tables.iter().map(state).collect(),
         };
         drop(session);
         Ok((store, old))
     }
 
-    /// Writes the publication's definition down; a run that goes on with another one is refused.
+    /// Writes down what the run is about: a watch is about another publication after a while.
     ///
     /// # Errors
-    /// It is another one, or the target refused, or was lost.
+    /// The target refused, or was lost.
     pub async fn define(&self, definition: &str) -> Result<(), VerifyError> {
-        const UPDATE: &str = "\
-            UPDATE trellara.verify_run SET definition = $2 \
-             WHERE run = $1 AND coalesce(definition, $2) = $2";
-        let session = self.session().await?;
-        let client = &session.client;
-        let defined = client.execute(UPDATE, &[&self.run, &definition]).await;
-        if defined.map_err(failed)? == 1 {
-            return Ok(());
-        }
-        Err(unusable(
-            "the publication is another one than when the run began".into(),
-            "begin a new run",
-        ))
+        const UPDATE: &str = "UPDATE trellara.verify_run SET definition = $2 WHERE run = $1";
+        self.execute(UPDATE, &[&self.run, &definition]).await
     }
 
-    /// Writes down how far a table is.
+    /// Writes down how far a table is. One that was looked at as a whole before stays verified
+    /// through what it was then, until it is so again.
     ///
     /// # Errors
     /// The target refused, or was lost.
@@ -213,18 +219,23 @@ impl Store {
             INSERT INTO trellara.verify_table \
                    (run, schema_name, table_name, next_from, done, pieces, source_rows, \
                     target_rows, source_sum, target_sum, missing, extra, changed, duplicate, \
-                    outcome, verified_through, verified_at) \
+                    outcome, verified_through, verified_at, fingerprint) \
             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, \
-                    $16::text::pg_lsn, CASE WHEN $5 THEN clock_timestamp() END) \
+                    $16::text::pg_lsn, CASE WHEN $5 THEN clock_timestamp() END, $17) \
             ON CONFLICT (run, schema_name, table_name) DO UPDATE \
                SET next_from = excluded.next_from, done = excluded.done, \
                    pieces = excluded.pieces, source_rows = excluded.source_rows, \
                    target_rows = excluded.target_rows, source_sum = excluded.source_sum, \
                    target_sum = excluded.target_sum, missing = excluded.missing, \
                    extra = excluded.extra, changed = excluded.changed, \
-                   duplicate = excluded.duplicate, outcome = excluded.outcome, \
-                   verified_through = excluded.verified_through, \
-                   verified_at = excluded.verified_at";
+                   duplicate = excluded.duplicate, \
+                   fingerprint = coalesce(nullif(excluded.fingerprint, ''), \
+                                          verify_table.fingerprint), \
+                   outcome = coalesce(excluded.outcome, verify_table.outcome), \
+                   verified_through = CASE \
+                       WHEN excluded.done OR verify_table.verified_at IS NULL \
+                       THEN excluded.verified_through ELSE verify_table.verified_through END, \
+                   verified_at = coalesce(excluded.verified_at, verify_table.verified_at)";
         let [missing, extra, changed, duplicate] = state.differing.map(u64::cast_signed);
         let pieces = i64::from(state.pieces);
         let [source_rows, target_rows] = state.rows.map(u64::cast_signed);
@@ -249,6 +260,7 @@ impl Store {
                 &duplicate,
                 &state.outcome,
                 &through,
+                &state.fingerprint,
             ],
         )
         .await
@@ -328,6 +340,7 @@ impl TableState {
     pub fn of(report: &TableReport) -> Self {
         Self {
             table: Some(report.table.clone()),
+            fingerprint: String::new(),
             next_from: None,
             done: !matches!(report.outcome, Outcome::NotComparable { .. }),
             pieces: report.coverage.compared,
@@ -362,6 +375,7 @@ fn state(row: &Row) -> TableState {
         verified_through: row
             .get::<_, Option<&str>>(14)
             .and_then(|text| text.parse().ok()),
+        fingerprint: row.get(15),
     }
 }
 

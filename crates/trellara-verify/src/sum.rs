@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::{Add, AddAssign};
+use std::str::FromStr;
 
 /// A whole number of 256 bits with a sign, in two's complement: what exceeds it wraps around. Sums
 /// of 64-bit digests never come near; those of BLAKE3 are meant modulo 2^256.
@@ -93,6 +94,32 @@ impl fmt::Display for Sum {
     }
 }
 
+/// What [`Display`](fmt::Display) writes.
+impl FromStr for Sum {
+    type Err = NotASum;
+
+    fn from_str(text: &str) -> Result<Self, NotASum> {
+        let digits = text.strip_prefix('-').unwrap_or(text);
+        if digits.is_empty() {
+            return Err(NotASum);
+        }
+        let mut sum = Self::default();
+        for digit in digits.chars() {
+            let digit = digit.to_digit(10).ok_or(NotASum)?;
+            sum = sum.times(10) + Self([u64::from(digit), 0, 0, 0]);
+        }
+        Ok(if text.starts_with('-') {
+            sum.negated()
+        } else {
+            sum
+        })
+    }
+}
+
+/// A text that is no whole number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct NotASum;
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -116,11 +143,25 @@ mod tests {
         }
 
         #[test]
+        fn what_is_written_is_read_again(digest: [u8; 32]) {
+            let sum = Sum::of_digest(&digest);
+            prop_assert_eq!(sum.to_string().parse(), Ok(sum));
+        }
+
+        #[test]
         fn so_many_times_is_so_many_sums(digest: [u8; 32], count in 0u64..50) {
             let one = Sum::of_digest(&digest);
             let all = (0..count).fold(Sum::default(), |all, _| all + one);
             prop_assert_eq!(one.times(count), all);
         }
+    }
+
+    #[test]
+    fn what_is_no_number_is_no_sum() {
+        for text in ["", "-", "1x", "--1", " 1"] {
+            assert_eq!(text.parse::<Sum>(), Err(NotASum), "{text:?}");
+        }
+        assert_eq!("-1".parse(), Ok(Sum([u64::MAX; 4])));
     }
 
     #[test]

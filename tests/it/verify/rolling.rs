@@ -226,6 +226,11 @@ async fn a_watch_goes_on_through_what_is_in_the_way() -> Result<()> {
     )
     .await?;
     judge.logged("the round was ended: ", WITHIN).await?;
+    // A look that came to nothing takes nothing from when there was a good one.
+    let good = "SELECT count(*) FROM trellara.verify_table \
+                 WHERE verified_through IS NOT NULL AND verified_at IS NOT NULL";
+    let good = value(&flow.target_admin, good).await?;
+    ensure!(good == "2", "{good} tables are verified through something");
     run(
         &flow.target_admin,
         &["UPDATE kept SET v = 'v9' WHERE id = 9"],
@@ -272,6 +277,13 @@ async fn a_watch_calls_nothing_equal_that_it_can_no_longer_compare() -> Result<(
     let mut judge = Daemon::start(&flow.config(), &words, &log)?;
     judge.logged("public.log: equal, ", WITHIN).await?;
     judge.logged("public.kept: equal, ", WITHIN).await?;
+    // Another publication is no other watch.
+    let more = "CREATE TABLE more (id int PRIMARY KEY); GRANT SELECT ON more TO PUBLIC";
+    run(&flow.target_admin, &[more]).await?;
+    let publication = value(&flow.source_admin, "SELECT pubname FROM pg_publication").await?;
+    let joins = format!("ALTER PUBLICATION {publication} ADD TABLE more");
+    run(&flow.source_admin, &[more, &joins]).await?;
+    judge.logged("public.more: equal, ", WITHIN).await?;
     run(&flow.target_admin, &["DROP TABLE log"]).await?;
     judge.logged("public.log: not comparable", WITHIN).await?;
     judge.signal(Signal::SIGTERM)?;
@@ -351,5 +363,58 @@ async fn a_table_that_joins_a_rolling_run_is_not_passed_over() -> Result<()> {
     ensure!(ended.code() == Some(4), "{ended:?} {}", judge.log());
     let said = judge.log();
     ensure!(said.contains("public.late"), "{said}");
+    Ok(())
+}
+
+/// What is another table by now is looked at from the beginning; a run that has nothing left to look
+/// at is none to go on with; and one whose judge was killed does not go on for ever.
+#[tokio::test]
+async fn a_resumed_run_trusts_nothing_that_is_another_table_now() -> Result<()> {
+    let schema =
+        format!("{TWO}; CREATE TABLE c (id int PRIMARY KEY); CREATE TABLE d (id int PRIMARY KEY)");
+    let flow = started(18, "trusts", &[&schema], "").await?;
+    let fill = "INSERT INTO a VALUES (1, 1); INSERT INTO b VALUES (1); INSERT INTO c VALUES (1); \
+                INSERT INTO d VALUES (1)";
+    run(&flow.source_admin, &[fill]).await?;
+    flow.caught_up(WITHIN).await?;
+    let mut judge = Daemon::start(&flow.config(), &SLOW, &flow.folder().join("verify.log"))?;
+    let done = "SELECT count(*) > 0 FROM trellara.verify_table WHERE done AND table_name = 'a'";
+    until(&flow.target_admin, done, "t", WITHIN).await?;
+    judge.signal(Signal::SIGTERM)?;
+    let ended = judge.wait(WITHIN)?;
+    ensure!(ended.code() == Some(4), "{ended:?} {}", judge.log());
+    let name = value(&flow.target_admin, "SELECT run FROM trellara.verify_run").await?;
+    let alter = "ALTER TABLE a ADD w int";
+    run(&flow.target_admin, &[alter, "UPDATE a SET v = 2"]).await?;
+    run(&flow.source_admin, &[alter]).await?;
+    let resume = ["--mode", "rolling", "--resume", &name];
+    let (code, document, stderr) = verify(&flow, &resume).await?;
+    ensure!(code == 3, "verify ended with {code}: {document:?} {stderr}");
+
+    let ended = "UPDATE trellara.verify_run SET state = 'failed', verdict = NULL, reason = 'test'";
+    let done = "UPDATE trellara.verify_table SET done = true, changed = 0";
+    run(&flow.target_admin, &[ended, done]).await?;
+    let (code, _, stderr) = verify(&flow, &resume).await?;
+    ensure!(
+        code == 4 && stderr.contains("nothing left"),
+        "{code}: {stderr}"
+    );
+    let other = "UPDATE trellara.verify_run SET definition = replace(definition, 'source ', 'x')";
+    run(&flow.target_admin, &[other]).await?;
+    let (code, _, stderr) = verify(&flow, &resume).await?;
+    ensure!(
+        code == 4 && stderr.contains("another one"),
+        "{code}: {stderr}"
+    );
+
+    let killed = "UPDATE trellara.verify_run \
+                     SET state = 'running', reason = NULL, finished_at = NULL";
+    run(&flow.target_admin, &[killed]).await?;
+    verify(&flow, &["--tables", "b"]).await?;
+    let state = format!(
+        "SELECT concat_ws(' ', state, reason) FROM trellara.verify_run WHERE run = '{name}'"
+    );
+    let state = value(&flow.target_admin, &state).await?;
+    ensure!(state.starts_with("failed its session"), "{state}");
     Ok(())
 }

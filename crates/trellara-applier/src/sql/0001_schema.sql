@@ -132,7 +132,7 @@ CREATE TABLE IF NOT EXISTS trellara.verify_run (
     seed             bigint      NOT NULL,
     -- What it was asked for; whoever goes on with it must ask for the same.
     options          text        NOT NULL,
-    -- Of the publication, as a digest.
+    -- The publication, as a digest, and both databases: what it is about.
     definition       text,
     state            text        NOT NULL DEFAULT 'running'
         CHECK (state IN ('running', 'finished', 'failed')),
@@ -171,9 +171,12 @@ CREATE TABLE IF NOT EXISTS trellara.verify_table (
     changed          bigint      NOT NULL,
     duplicate        bigint      NOT NULL,
     outcome          text,
-    -- The oldest position of the source that any of its rows was compared at, and when that was.
+    -- The oldest position of the source that any of its rows was compared at, and when that was:
+    -- of the last time that all of it was looked at.
     verified_through pg_lsn,
     verified_at      timestamptz,
+    -- What the table was by definition, as a digest: what goes on with it must find the same.
+    fingerprint      text,
     PRIMARY KEY (run, schema_name, table_name)
 );
 

@@ -29,6 +29,8 @@ pub(super) struct Item<'a> {
     pub(super) number: u32,
     pub(super) failed: Option<(String, String)>,
     pub(super) began: Instant,
+    /// What it had come to when `done_to` moved last; a piece that was not done with is not in it.
+    kept: TableState,
     /// What was said of it.
     pub(super) said: Option<TableReport>,
 }
@@ -53,22 +55,62 @@ impl<'a> Item<'a> {
             number: 0,
             failed: None,
             began: Instant::now(),
+            kept: TableState {
+                table: Some(pair.table.clone()),
+                fingerprint: String::new(),
+                ..TableState::default()
+            },
             said: None,
         };
+        item.kept.fingerprint = item.fingerprint();
         let state = old.iter().find(|s| s.table.as_ref() == Some(&pair.table));
         // The rows found before are not kept, so a table that differs is looked at again. So is one
-        // that is sampled: what was passed over is not kept either.
+        // that is sampled: what was passed over is not kept either. And so is one that means
+        // something else by now.
         let whole = item.sample.is_whole();
-        if let Some(state) = state.filter(|s| whole && s.differing == [0; 4]) {
+        let same = |s: &&TableState| s.fingerprint == item.kept.fingerprint;
+        if let Some(state) = state.filter(|s| whole && s.differing == [0; 4] && same(s)) {
             item.go_on(state);
         }
+        item.keep();
         Ok(item)
     }
 }
 
 impl Item<'_> {
+    /// All that its digests depend on beside the rows.
+    fn fingerprint(&self) -> String {
+        let pair = self.pair;
+        let casts = match &pair.plan {
+            Plan::Range(casts) => Some(casts),
+            // How many there are depends on a guess at the rows.
+            Plan::Bucket(_) => None,
+        };
+        let (source, target) = (self.shapes.0.definition(), self.shapes.1.definition());
+        let rows = (&pair.source, &pair.target, &pair.key, casts);
+        let all = format!(
+            "{rows:?} {source} {target} {:?}",
+            self.work.ground.hash.as_utf8
+        );
+        blake3::hash(all.as_bytes()).to_hex().to_string()
+    }
+
+    /// All that was compared so far is done with.
+    pub(super) fn keep(&mut self) {
+        self.kept = self.work.with(|tally| TableState {
+            next_from: self.done_to.clone().flatten(),
+            done: self.done_to.is_none(),
+            pieces: tally.pieces,
+            rows: [tally.source.rows, tally.target.rows],
+            sums: [tally.source.sum.to_string(), tally.target.sum.to_string()],
+            differing: [tally.missing, tally.extra, tally.changed, tally.duplicate],
+            verified_through: tally.verified_through,
+            ..std::mem::take(&mut self.kept)
+        });
+    }
+
     fn go_on(&mut self, state: &TableState) {
-        let sum = |text: &String| text.parse::<i128>().ok().map(Sum::from);
+        let sum = |text: &String| text.parse::<Sum>().ok();
         let [Some(source), Some(target)] = [sum(&state.sums[0]), sum(&state.sums[1])] else {
             return;
         };
@@ -143,18 +185,12 @@ impl Item<'_> {
     }
 
     pub(super) fn state(&self) -> TableState {
-        let outcome = self.outcome();
-        self.work.with(|tally| TableState {
-            table: Some(self.pair.table.clone()),
-            next_from: self.done_to.clone().flatten(),
-            done: self.done_to.is_none() && self.failed.is_none(),
-            pieces: tally.pieces,
-            rows: [tally.source.rows, tally.target.rows],
-            sums: [tally.source.sum.to_string(), tally.target.sum.to_string()],
-            differing: [tally.missing, tally.extra, tally.changed, tally.duplicate],
-            outcome: Some(outcome.word().to_owned()),
-            verified_through: tally.verified_through,
-        })
+        let over = self.failed.is_some() || self.done_to.is_none();
+        TableState {
+            done: self.kept.done && self.failed.is_none(),
+            outcome: over.then(|| self.outcome().word().to_owned()),
+            ..self.kept.clone()
+        }
     }
 
     /// What is said of it; what was counted goes with it.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use trellara_verify::report::{self, DigestLane, Report, Verdict};
-use trellara_verify::store::TableState;
+use trellara_verify::store::OldRun;
 use trellara_verify::{
     CompareOptions, PauseLag, Quarantine, TablePattern, VerifyError, VerifyErrorKind, compare,
 };
@@ -238,7 +238,7 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
         output: context.output,
         started,
     };
-    let looked = look.at(args, &mut signals, (&record, &old)).await;
+    let looked = look.at(args, &mut signals, (&record, old.as_ref())).await;
     let (report, exit, stopped) = match looked {
         Ok(looked) => looked,
         Err(failure) => {
@@ -303,10 +303,10 @@ async fn record(
     config: &Config,
     options: &mut CompareOptions,
     output: Output,
-) -> Result<(Record, Vec<TableState>), Failure> {
+) -> Result<(Record, Option<OldRun>), Failure> {
     let Some(run) = &args.resume else {
         let record = Record::begin(config, args, options, output).await;
-        return Ok((record, Vec::new()));
+        return Ok((record, None));
     };
     let usage = |reason: String, hint: &str| Failure::new(Exit::Usage, reason, hint);
     if args.mode != Mode::Rolling {
@@ -335,7 +335,7 @@ async fn record(
             "give it the same options, or begin a new run",
         ));
     }
-    Ok((record, old.tables))
+    Ok((record, Some(old)))
 }
 
 impl Look<'_> {
@@ -344,7 +344,7 @@ impl Look<'_> {
         &self,
         args: &Args,
         signals: &mut Signals,
-        (record, old): (&Record, &[TableState]),
+        (record, old): (&Record, Option<&OldRun>),
     ) -> Result<(Report, Exit, Option<String>), Failure> {
         match args.mode {
             Mode::Exact | Mode::Quick => {

@@ -1,6 +1,8 @@
 //! What is kept of a run in the target. It takes nothing from the verdict: what cannot be written
 //! down is told, and the run goes on.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use trellara_verify::report::{DigestLane, Report};
 use trellara_verify::store::{NewRun, OldRun, Store};
 use trellara_verify::{CompareOptions, VerifyError};
@@ -14,9 +16,20 @@ use crate::verdict::{self, Circumstances};
 pub(super) struct Record {
     store: Option<Store>,
     output: Output,
+    /// That it could not be written down.
+    told: AtomicBool,
 }
 
 impl Record {
+    fn new(store: Option<Store>, output: Output) -> Self {
+        let told = AtomicBool::new(false);
+        Self {
+            store,
+            output,
+            told,
+        }
+    }
+
     /// The run begins.
     pub(super) async fn begin(
         config: &Config,
@@ -40,7 +53,7 @@ impl Record {
                 None
             }
         };
-        Self { store, output }
+        Self::new(store, output)
     }
 
     /// Takes over the record of a run that ended before it was through, and what that had seen.
@@ -50,13 +63,19 @@ impl Record {
         output: Output,
     ) -> Result<(Self, OldRun), VerifyError> {
         let (store, old) = Store::resume(&config.target.connect, &config.flow, run).await?;
-        let store = Some(store);
-        Ok((Self { store, output }, old))
+        Ok((Self::new(Some(store), output), old))
     }
 
     /// Where it is written down, if it is.
     pub(super) fn store(&self) -> Option<&Store> {
         self.store.as_ref()
+    }
+
+    /// Something could not be written down; told once, because most of what follows is not either.
+    pub(super) fn unwritten(&self, error: &VerifyError) {
+        if !self.told.swap(true, Ordering::Relaxed) {
+            warn(self.output, error);
+        }
     }
 
     /// It has a result; values of rows are never kept.

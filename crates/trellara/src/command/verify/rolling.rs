@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use trellara_verify::report::{Mode, Outcome, Report, TableName, TableReport, Verdict};
 use trellara_verify::rolling::{Listeners, RollingOptions, Stop, roll};
-use trellara_verify::store::TableState;
+use trellara_verify::store::OldRun;
 use trellara_verify::{CompareOptions, Progress};
 
 use super::record::Record;
@@ -34,7 +34,7 @@ impl Look<'_> {
         &self,
         (args, options): (&Args, &CompareOptions),
         signals: &mut Signals,
-        (record, old): (&Record, &[TableState]),
+        (record, old): (&Record, Option<&OldRun>),
     ) -> Result<Round, Failure> {
         let stop = Stop::default();
         let options = RollingOptions {
@@ -56,6 +56,7 @@ impl Look<'_> {
             progress: &progress,
             steps: &steps,
             store: record.store(),
+            unwritten: &|error| record.unwritten(error),
         };
         let mut rolling = std::pin::pin!(roll(&options, old, &listeners, &stop));
         let mut halting = std::pin::pin!(freezing::halt(self.config));
@@ -127,7 +128,9 @@ impl Look<'_> {
                 seed: rand::random(),
                 ..self.options.clone()
             };
-            let round = self.rolling((args, &options), signals, (record, &[])).await;
+            let round = self
+                .rolling((args, &options), signals, (record, None))
+                .await;
             let mut pause = args.every;
             match round {
                 Ok(round) => {
