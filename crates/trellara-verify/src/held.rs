@@ -9,7 +9,7 @@ use trellara_postgres::quote;
 use crate::error::{Failure, VerifyError};
 use crate::inventory::Cells;
 use crate::reader::Reader;
-use crate::report::{Difference, TableName, TableReport};
+use crate::report::{Difference, Kind, TableName, TableReport};
 
 /// Whose quarantine is looked at.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -86,32 +86,49 @@ impl Held {
     }
 
     /// Says of each listed difference which transaction explains it. What is not listed is
-    /// explained only where a transaction touches the whole table.
+    /// explained only where a transaction touches the whole table, and only what that can have done.
     pub(crate) fn explain(&self, report: &mut TableReport) {
         let Some(touched) = self.tables.get(&report.table) else {
             return;
         };
         for difference in &mut report.differences {
-            let by = touched.iter().find(|touched| touched.covers(difference));
+            let covers = |touched: &&Touched| touched.covers(difference, report.by_key);
+            let by = touched.iter().find(covers);
             difference.explained_by = by.map(|by| by.transaction.clone());
         }
         let whole = touched.iter().any(|touched| touched.key.is_none());
-        report.explained = match whole {
-            true => report.differing(),
-            false => {
-                let listed = report.differences.iter();
-                let explained = listed.filter(|d| d.explained_by.is_some());
-                explained.map(Difference::rows).sum()
-            }
-        };
+        let by_whole = |kind| whole && emptied(kind, report.by_key);
+        let listed = report.differences.iter();
+        let listed = listed.filter(|d| d.explained_by.is_some() && !by_whole(d.kind));
+        let all = [
+            (Kind::Missing, report.missing),
+            (Kind::Extra, report.extra),
+            (Kind::Changed, report.changed),
+            (Kind::Duplicate, report.duplicate),
+        ];
+        let all = all.into_iter().filter(|(kind, _)| by_whole(*kind));
+        report.explained =
+            all.map(|(_, rows)| rows).sum::<u64>() + listed.map(Difference::rows).sum::<u64>();
+    }
+}
+
+/// Whether a transaction that touches a whole table can have made a difference of this kind. Of a
+/// table with a key it names each row that it writes, so only a TRUNCATE touches the whole: held, it
+/// leaves rows on the target that the source has no more, and takes none and changes none.
+fn emptied(kind: Kind, by_key: bool) -> bool {
+    match kind {
+        Kind::Extra | Kind::Duplicate => true,
+        Kind::Missing | Kind::Changed => !by_key,
     }
 }
 
 impl Touched {
     /// A key explains a row when all of it is in the row's own key: a row that is not named by its
     /// key is explained by nothing but a whole table.
-    fn covers(&self, difference: &Difference) -> bool {
-        let Some(key) = &self.key else { return true };
+    fn covers(&self, difference: &Difference, by_key: bool) -> bool {
+        let Some(key) = &self.key else {
+            return emptied(difference.kind, by_key);
+        };
         let is = |(column, value): (&String, &Option<String>)| {
             let own = difference.key.iter().find(|(name, _)| name == column);
             own.is_some_and(|(_, own)| own == value)
@@ -137,7 +154,6 @@ pub(crate) fn unreadable(failure: Failure) -> VerifyError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::Kind;
 
     fn difference(key: &[(&str, Option<&str>)]) -> Difference {
         let text = |text: &str| text.to_owned();
@@ -161,17 +177,61 @@ mod tests {
             transaction: "7".into(),
             key: Some(difference(parts).key.into_iter().collect()),
         };
+        let covers = |key: &Touched, parts| key.covers(&difference(parts), true);
         let one = key(&[("a", Some("1")), ("b", None)]);
-        assert!(one.covers(&difference(&[("b", None), ("a", Some("1"))])));
-        assert!(!one.covers(&difference(&[("b", Some("")), ("a", Some("1"))])));
-        assert!(!one.covers(&difference(&[("a", Some("1"))])));
-        assert!(!key(&[("a", Some("1"))]).covers(&difference(&[("a", Some("1")), ("b", None)])));
+        assert!(covers(&one, &[("b", None), ("a", Some("1"))]));
+        assert!(!covers(&one, &[("b", Some("")), ("a", Some("1"))]));
+        assert!(!covers(&one, &[("a", Some("1"))]));
+        let part = key(&[("a", Some("1"))]);
+        assert!(!covers(&part, &[("a", Some("1")), ("b", None)]));
         // A row that has no key is named by nothing.
-        assert!(!key(&[]).covers(&difference(&[])));
+        assert!(!covers(&key(&[]), &[]));
+    }
+
+    /// Of a table with a key a held TRUNCATE leaves rows too many, and explains nothing else.
+    #[test]
+    fn a_whole_table_explains_what_its_transaction_can_have_done() {
+        let table = TableName {
+            schema: "s".into(),
+            name: "t".into(),
+        };
         let whole = Touched {
             transaction: "7".into(),
             key: None,
         };
-        assert!(whole.covers(&difference(&[])));
+        let named = Touched {
+            transaction: "8".into(),
+            key: Some([("a".to_owned(), Some("1".to_owned()))].into()),
+        };
+        let held = |touched: Vec<Touched>| Held {
+            tables: [(table.clone(), touched)].into(),
+            waiting: 1,
+        };
+        let explained = |touched: &[&Touched], by_key, kind| {
+            let took = std::time::Duration::ZERO;
+            let (reason, hint) = (String::new(), String::new());
+            let mut report = crate::catalogue::not_comparable(&table, reason, hint, took);
+            report.by_key = by_key;
+            (report.missing, report.changed) = (10, 10);
+            (report.extra, report.duplicate) = (10, 10);
+            let mut listed = difference(&[("a", Some("1"))]);
+            (listed.kind, listed.target_count) = (kind, 1);
+            report.differences = vec![listed];
+            let touched = touched.iter().map(|touched| (*touched).clone());
+            held(touched.collect()).explain(&mut report);
+            let by = report.differences.remove(0).explained_by;
+            (report.explained, by.unwrap_or_default())
+        };
+        let with = |n, by: &str| (n, by.to_owned());
+        // What is not listed counts too.
+        assert_eq!(explained(&[&whole], true, Kind::Extra), with(20, "7"));
+        assert_eq!(explained(&[&whole], true, Kind::Missing), with(20, ""));
+        assert_eq!(explained(&[&whole], true, Kind::Changed), with(20, ""));
+        assert_eq!(explained(&[&whole], false, Kind::Missing), with(40, "7"));
+        // A row that is named is explained by who names it.
+        assert_eq!(explained(&[&named], true, Kind::Missing), with(1, "8"));
+        let both = [&whole, &named];
+        assert_eq!(explained(&both, true, Kind::Missing), with(21, "8"));
+        assert_eq!(explained(&both, true, Kind::Extra), with(20, "7"));
     }
 }
