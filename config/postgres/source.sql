@@ -26,8 +26,8 @@ BEGIN
 END
 $$;
 -- A relay holds two connections, and two more while it takes over from a dead one; `verify` takes
--- three, and one for each of its --jobs.
-ALTER ROLE trellara_capture REPLICATION CONNECTION LIMIT 16;
+-- up to five, and two for each of its --jobs.
+ALTER ROLE trellara_capture REPLICATION CONNECTION LIMIT 48;
 ALTER ROLE trellara_admin REPLICATION;
 -- `remove` ends the relay's walsender before it drops the slot, which takes the walsender's role.
 GRANT trellara_capture TO trellara_admin;

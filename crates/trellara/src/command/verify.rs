@@ -81,7 +81,7 @@ pub(crate) struct Args {
     /// List at most this many rows of each table that differ; all of them are counted.
     #[arg(long, value_name = "ROWS", default_value_t = 10_000)]
     max_diffs: usize,
-    /// Readers on each side.
+    /// Readers on each side. A run takes up to twice as many sessions there, and five more.
     #[arg(long, value_name = "NUMBER", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=64))]
     jobs: u8,
     /// What rows are digested by.
