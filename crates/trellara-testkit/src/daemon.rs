@@ -171,6 +171,13 @@ impl Daemon {
         Some(said["failing"].clone())
     }
 
+    /// What it says on `/metrics`, when it answers within two seconds and has something to say.
+    pub async fn metrics(&self) -> Option<String> {
+        let answer = self.get("/metrics").await?;
+        let (head, body) = answer.split_once("\r\n\r\n")?;
+        (head.split_whitespace().nth(1)? == "200").then(|| body.to_owned())
+    }
+
     /// What one of its counters says on `/status`.
     pub async fn counter(&self, name: &str) -> Option<u64> {
         let status = self.status().await?;

@@ -57,7 +57,7 @@ pub(crate) enum Command {
     Applier(applier::Args),
     Status(status::Args),
     Wait(wait::Args),
-    Verify(verify::Args),
+    Verify(Box<verify::Args>),
     Inspect(inspect::Args),
     Rewind(rewind::Args),
     Remove(remove::Args),

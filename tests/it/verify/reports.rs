@@ -3,7 +3,9 @@
 use std::os::unix::fs::PermissionsExt;
 
 use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
 use serde_json::Value;
+use trellara_testkit::daemon::Daemon;
 
 use super::SCHEMA;
 use crate::scenario::{WITHIN, run, started};
@@ -118,5 +120,55 @@ async fn a_run_is_told_line_by_line_and_as_a_page() -> Result<()> {
         refused.code,
         refused.stderr
     );
+    Ok(())
+}
+
+/// A watch can be asked while it goes on; nothing else goes on long enough.
+#[tokio::test]
+async fn a_watch_serves_its_numbers() -> Result<()> {
+    let flow = started(18, "served", &[SCHEMA], "").await?;
+    run(&flow.source_admin, &["INSERT INTO kept VALUES (1, 'a', 1)"]).await?;
+    flow.caught_up(WITHIN).await?;
+    let once = ["verify", "--listen", "127.0.0.1:0"];
+    let refused = flow.command(&once).await?;
+    ensure!(
+        refused.code == 64 && refused.stderr.contains("--metrics-file"),
+        "{} {}",
+        refused.code,
+        refused.stderr
+    );
+    let log = flow.folder().join("served.log");
+    let words = [
+        "verify",
+        "--mode",
+        "watch",
+        "--every",
+        "100ms",
+        "--listen",
+        "127.0.0.1:0",
+    ];
+    let mut judge = Daemon::start(&flow.config(), &words, &log)?;
+    judge.logged("public.kept: equal", WITHIN).await?;
+    run(&flow.target_admin, &["UPDATE kept SET v = 'x'"]).await?;
+    // The round before this one is through.
+    judge.logged("public.kept: DIFFERENT", WITHIN).await?;
+    let text = judge.metrics().await.context("metrics")?;
+    let equal = format!(
+        r#"trellara_verify_last_success_timestamp_seconds{{flow="{}",table="public.kept"}} "#,
+        flow.name
+    );
+    ensure!(text.contains(&equal), "{text}");
+    // Two who listen at one place are told, and not by silence.
+    let taken = judge.endpoint().context("an endpoint")?;
+    let second = ["verify", "--mode", "watch", "--listen", &taken];
+    let second = flow.command(&second).await?;
+    ensure!(
+        second.code == 1 && second.stderr.contains("cannot be listened on"),
+        "{} {}",
+        second.code,
+        second.stderr
+    );
+    judge.signal(Signal::SIGTERM)?;
+    judge.wait(WITHIN)?;
     Ok(())
 }

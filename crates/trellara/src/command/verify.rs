@@ -1,5 +1,6 @@
 //! `trellara verify`: the independent judge.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use trellara_verify::{
 
 use crate::config::{Config, bytes, duration};
 use crate::context::Context;
+use crate::daemon::endpoint::Text;
 use crate::daemon::signals::Signals;
 use crate::exit::{Exit, Failure};
 use crate::file::Reserved;
@@ -107,6 +109,9 @@ pub(crate) struct Args {
     /// each round.
     #[arg(long, value_name = "FILE")]
     metrics_file: Option<PathBuf>,
+    /// Serve the same at http://ADDR/metrics for as long as a watch goes on.
+    #[arg(long, value_name = "ADDR")]
+    listen: Option<SocketAddr>,
     /// Write SQL that would make the target equal, for somebody to read and run. It holds rows.
     #[arg(long, value_name = "FILE")]
     repair_sql: Option<PathBuf>,
@@ -211,6 +216,13 @@ fn options(args: &Args, config: &Config, run: &str) -> CompareOptions {
 
 pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Failure> {
     telemetry::start_logs(context, false, LogFormat::Text);
+    if args.listen.is_some() && !args.watches() {
+        return Err(Failure::new(
+            Exit::Usage,
+            "--listen is for --mode watch: nothing else goes on long enough to be asked",
+            "--metrics-file writes the same numbers after a run",
+        ));
+    }
     let config = context.config()?;
     let started = std::time::SystemTime::now();
     let run = format!("{:016x}", rand::random::<u64>());
@@ -359,7 +371,8 @@ impl Look<'_> {
                 Ok((round.report, exit, round.stopped))
             }
             Mode::Watch => {
-                let measure = |round: &Report| self.measure(args, round);
+                let served = self.serve(args).await?;
+                let measure = |round: &Report| self.measure((args, &served), round);
                 let watched = self.watch(args, signals, record, &measure);
                 let (report, exit) = Box::pin(watched).await?;
                 Ok((report, exit, None))
@@ -367,8 +380,28 @@ impl Look<'_> {
         }
     }
 
+    /// Where a watch's metrics are read from, whether or not anybody does.
+    async fn serve(&self, args: &Args) -> Result<Text, Failure> {
+        let text = Text::default();
+        if let Some(address) = args.listen {
+            let serving = text.serve(address).await;
+            let address = serving.map_err(|error| {
+                Failure::new(
+                    Exit::Unexpected,
+                    format!("{address} cannot be listened on: {error}"),
+                    "give --listen an address of this machine and a free port",
+                )
+            })?;
+            self.output
+                .note(format!("serving /metrics address={address}"));
+        }
+        Ok(text)
+    }
+
     /// A round as metrics; a watch goes on when they cannot be written.
-    fn measure(&self, args: &Args, round: &Report) {
+    fn measure(&self, (args, served): (&Args, &Text), round: &Report) {
+        let flow = self.config.flow.as_str();
+        served.set(|earlier| verdict::metrics::after(earlier, round, flow));
         let Some(metrics) = &args.metrics_file else {
             return;
         };

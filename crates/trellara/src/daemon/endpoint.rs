@@ -71,6 +71,45 @@ async fn status(State(endpoint): State<Endpoint>) -> Response {
     Json(endpoint.health.process()).into_response()
 }
 
+/// What a command that is no daemon serves: a text that it sets now and then.
+#[derive(Clone, Default)]
+pub(crate) struct Text(Arc<Mutex<String>>);
+
+impl Text {
+    /// Changes the text.
+    pub(crate) fn set(&self, change: impl FnOnce(&str) -> String) {
+        let mut text = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *text = change(&text);
+    }
+
+    /// Serves it at `/metrics`, and `/livez`, until the process ends; where.
+    ///
+    /// # Errors
+    /// The address cannot be used. Who named it for this run wants to know before it begins.
+    pub(crate) async fn serve(&self, address: SocketAddr) -> std::io::Result<SocketAddr> {
+        let listener = tokio::net::TcpListener::bind(address).await?;
+        let address = listener.local_addr()?;
+        let router = Router::new()
+            .route("/metrics", get(text))
+            .route("/livez", get(async || "alive\n"))
+            .with_state(self.clone());
+        tokio::spawn(async move {
+            if let Err(error) = axum::serve(listener, router).await {
+                tracing::warn!(%error, "the endpoint ended");
+            }
+        });
+        Ok(address)
+    }
+}
+
+async fn text(State(Text(text)): State<Text>) -> Response {
+    let text = text.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    if text.is_empty() {
+        return (StatusCode::SERVICE_UNAVAILABLE, "nothing is known yet\n").into_response();
+    }
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response()
+}
+
 /// 503 with the list of what is wrong.
 async fn ready(State(endpoint): State<Endpoint>) -> Response {
     let reports = endpoint.health.reports();

@@ -3,7 +3,7 @@
 //! A halted daemon keeps its process alive, so that its endpoint can say why and nobody restarts
 //! it in a loop; `halt: exit` makes it leave with the halt's code instead.
 
-mod endpoint;
+pub(crate) mod endpoint;
 mod health;
 pub(crate) mod signals;
 

@@ -29,15 +29,19 @@ const VERDICTS: [Verdict; 5] = [
     Verdict::CouldNotCompare,
 ];
 
-/// Writes the file, whole or not at all. A table that was not found equal this time keeps the time
-/// at which it last was.
+/// Writes the file, whole or not at all.
 ///
 /// # Errors
 /// The file cannot be written.
 pub(crate) fn write(path: &Path, report: &Report, flow: &str) -> Result<(), Failure> {
     let earlier = std::fs::read_to_string(path).unwrap_or_default();
-    let text = with_earlier(&render(report, flow), &earlier);
-    Reserved::at(path, false)?.write(text.as_bytes())
+    Reserved::at(path, false)?.write(after(&earlier, report, flow).as_bytes())
+}
+
+/// The text that comes after an earlier one. A table that was not found equal this time keeps the
+/// time at which it last was.
+pub(crate) fn after(earlier: &str, report: &Report, flow: &str) -> String {
+    with_earlier(&render(report, flow), earlier)
 }
 
 fn render(report: &Report, flow: &str) -> String {
