@@ -198,16 +198,13 @@ async fn run(
     // Also what an older run had seen of a table, where this one goes on with it.
     let seen = tables.iter().filter_map(|table| table.verified_through);
     let consistent_point = seen.min().unwrap_or(ended_at);
-    let held_before = |before| {
-        let flow = options.freeze.flow.clone();
-        let quarantine = Quarantine { flow, before };
-        let target = &ground.target_now;
-        async move { Held::read(target, &quarantine).await.map_err(unreadable) }
+    let quarantine = Quarantine {
+        flow: options.freeze.flow.clone(),
+        before: ended_at,
     };
-    // What is held behind the oldest position explains nothing there, and is missing all the same.
-    let explains = held_before(consistent_point).await?;
-    let held_transactions = held_before(ended_at).await?.waiting;
-    tables.iter_mut().for_each(|table| explains.explain(table));
+    // Wherever it explains nothing, it is missing all the same.
+    let quarantine = Held::read(&ground.target_now, &quarantine).await;
+    let held_transactions = quarantine.map_err(unreadable)?.waiting;
     Ok(Report {
         run: compare.run.clone(),
         mode: Mode::Rolling,

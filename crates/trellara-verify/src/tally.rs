@@ -30,6 +30,8 @@ pub(crate) struct Tally {
     pub(crate) changed: u64,
     pub(crate) duplicate: u64,
     pub(crate) differences: Vec<Difference>,
+    /// Rows that differ and are explained by what is in quarantine.
+    pub(crate) explained: u64,
     /// What values of listed rows may still take.
     pub(crate) bytes: usize,
     /// The oldest position that a piece was compared at.
@@ -77,6 +79,7 @@ impl Tally {
         self.extra += other.extra;
         self.changed += other.changed;
         self.duplicate += other.duplicate;
+        self.explained += other.explained;
         let room = most.saturating_sub(self.differences.len());
         self.differences
             .extend(other.differences.into_iter().take(room));
@@ -119,7 +122,7 @@ impl Tally {
             changed: self.changed,
             duplicate: self.duplicate,
             differences: self.differences,
-            explained: 0,
+            explained: self.explained,
             coverage,
             verified_through: self.verified_through,
             recipe: None,

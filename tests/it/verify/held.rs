@@ -56,6 +56,13 @@ async fn what_is_held_explains_what_differs_and_is_never_equal() -> Result<()> {
         code == 5 && document["explained"] == 2,
         "{code} {document} {stderr}"
     );
+    let words = ["verify", "--mode", "rolling", "--output", "ndjson"];
+    let told = flow.command(&words).await?.stdout;
+    let events = told.lines().map(serde_json::from_str::<Value>);
+    let events: Vec<Value> = events.collect::<Result<_, _>>()?;
+    let differences = events.iter().filter(|e| e["event"] == "difference");
+    let by: Vec<&Value> = differences.map(|e| &e["explained_by"]).collect();
+    ensure!(by == ["1", "1"], "{told}");
 
     // One that nothing explains.
     run(

@@ -1,15 +1,19 @@
 //! Suspects, compared exactly.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::try_join_all;
 
+use super::item::Item;
 use super::{Looked, Rolling, Tally};
+use crate::catalogue;
 use crate::compare::{CompareOptions, open};
 use crate::digest::Piece;
-use crate::error::{Failure, Side};
+use crate::error::{Failure, Side, VerifyError};
 use crate::freeze::{self, FreezeError};
+use crate::held::{Held, Quarantine, unreadable};
 use crate::load::Load;
 use crate::pool::Pool;
 use crate::reader::Reader;
@@ -83,8 +87,15 @@ impl Rolling<'_> {
         let lanes =
             (0..options.jobs.max(1)).map(|_| open(&pair.source, &pair.target, options).boxed());
         let lanes = try_join_all(lanes.collect::<Vec<_>>()).await?;
+        let first = lanes.first();
+        let first = first.ok_or_else(|| VerifyError::bug("no lane was made"))?;
+        let quarantine = Quarantine {
+            flow: self.options.freeze.flow.clone(),
+            before: pair.consistent_point,
+        };
+        let held = Held::read(&first.target, &quarantine).await;
         let ground = Ground {
-            held: crate::held::Held::default(),
+            held: held.map_err(unreadable)?,
             // What is held for a moment is read at once.
             load: Load::none(),
             pool: Pool::new(lanes),
@@ -101,7 +112,11 @@ impl Rolling<'_> {
             };
             let work = Work::new(&ground, item.pair);
             let shapes = (&item.shapes.0, &item.shapes.1);
-            all.push((*at, work.again(pieces, shapes, &item.sample).boxed().await));
+            let mut tally = work.again(pieces, shapes, &item.sample).boxed().await;
+            if let Ok(tally) = &mut tally {
+                explain(&ground.held, item, tally);
+            }
+            all.push((*at, tally));
         }
         Ok(all)
     }
@@ -120,4 +135,16 @@ impl Rolling<'_> {
         }
         Ok(())
     }
+}
+
+/// What is in quarantine explains rows at the position that these were compared at.
+fn explain(held: &Held, item: &Item<'_>, tally: &mut Tally) {
+    let (no, table) = (String::new, &item.pair.table);
+    let mut report = catalogue::not_comparable(table, no(), no(), Duration::ZERO);
+    report.by_key = !item.pair.key.is_empty();
+    (report.missing, report.extra) = (tally.missing, tally.extra);
+    (report.changed, report.duplicate) = (tally.changed, tally.duplicate);
+    report.differences = std::mem::take(&mut tally.differences);
+    held.explain(&mut report);
+    (tally.differences, tally.explained) = (report.differences, report.explained);
 }
