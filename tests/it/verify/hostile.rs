@@ -123,6 +123,11 @@ async fn held_with(options: &[&str], step: Step, flow: &Flow) -> Result<Held> {
             }
             // The slot keeps no WAL for as long as it takes to compare (C50).
             until(source, SLOTS, "0", WITHIN).await?;
+            ensure!(
+                value(target, &waiting).await? == "t",
+                "only its end took the slot away: {}",
+                judge.log()
+            );
             (judge, Some(lock))
         }
     };
