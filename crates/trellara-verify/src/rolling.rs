@@ -170,6 +170,7 @@ async fn run(
         stop,
         source: (servers.0.system, servers.0.timeline),
         items: Vec::new(),
+        first: None,
         held: Duration::ZERO,
         frozen: 0,
     };
@@ -183,7 +184,8 @@ async fn run(
         }
     }
     // Nothing would be read, and what was said then would be said as of now.
-    if old.is_some() && !pairs.is_empty() && rolling.items.iter().all(|item| item.next.is_none()) {
+    let mut items = rolling.items.iter().peekable();
+    if old.is_some() && items.peek().is_some() && items.all(|item| item.next.is_none()) {
         let reason = format!("run {} has nothing left to look at", compare.run);
         return Err(VerifyError::incomparable(reason, "begin a new run".into()).into());
     }
@@ -191,13 +193,13 @@ async fn run(
     plan.check(&ground.source_now, compare).await?;
     let joined = plan.joined(&ground.source_now, compare).await?;
     tables.extend(joined.iter().map(catalogue::joined).map(refused));
-    let held = rolling.held;
+    let (held, first) = (rolling.held, rolling.first);
     let ended_at = position::now(&ground).await?;
     tables.extend(rolling.reports());
     tables.sort_by(|a, b| a.table.cmp(&b.table));
     // Also what an older run had seen of a table, where this one goes on with it.
     let seen = tables.iter().filter_map(|table| table.verified_through);
-    let consistent_point = seen.min().unwrap_or(ended_at);
+    let consistent_point = seen.chain(first).min().unwrap_or(ended_at);
     let quarantine = Quarantine {
         flow: options.freeze.flow.clone(),
         before: ended_at,
@@ -234,6 +236,8 @@ struct Rolling<'a> {
     stop: &'a Stop,
     source: (SystemId, Timeline),
     items: Vec<Item<'a>>,
+    /// The position before the first piece was read.
+    first: Option<Lsn>,
     held: Duration,
     /// Ways to frozen views so far.
     frozen: u32,
@@ -300,6 +304,9 @@ impl Rolling<'_> {
             }
         }
         let pieces = slice;
+        if !pieces.is_empty() {
+            self.first.get_or_insert(before);
+        }
         Ok(Slice { before, pieces })
     }
 

@@ -205,7 +205,12 @@ impl Store {
     /// # Errors
     /// The target refused, or was lost.
     pub async fn define(&self, definition: &str) -> Result<(), VerifyError> {
-        const UPDATE: &str = "UPDATE trellara.verify_run SET definition = $2 WHERE run = $1";
+        // Somebody may have taken a watch whose session was lost for dead.
+        const UPDATE: &str = "\
+            UPDATE trellara.verify_run \
+               SET definition = $2, state = 'running', reason = NULL, finished_at = NULL, \
+                   changed_at = clock_timestamp() \
+             WHERE run = $1";
         self.execute(UPDATE, &[&self.run, &definition]).await
     }
 
@@ -279,7 +284,7 @@ impl Store {
     ) -> Result<(), VerifyError> {
         const UPDATE: &str = "\
             UPDATE trellara.verify_run \
-               SET state = 'finished', verdict = $2, consistent_point = $3::text::pg_lsn, \
+               SET state = 'finished', reason = NULL, verdict = $2, consistent_point = $3::text::pg_lsn, \
                    report = $4::text::jsonb, finished_at = clock_timestamp(), \
                    changed_at = clock_timestamp() \
              WHERE run = $1";
@@ -342,7 +347,8 @@ impl TableState {
             table: Some(report.table.clone()),
             fingerprint: String::new(),
             next_from: None,
-            done: !matches!(report.outcome, Outcome::NotComparable { .. }),
+            done: report.coverage.is_whole()
+                && !matches!(report.outcome, Outcome::NotComparable { .. }),
             pieces: report.coverage.compared,
             rows: [report.rows_compared, report.target_rows],
             sums: [report.source_sum.clone(), report.target_sum.clone()],

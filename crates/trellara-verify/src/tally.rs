@@ -124,7 +124,8 @@ impl Tally {
             differences: self.differences,
             explained: self.explained,
             coverage,
-            verified_through: self.verified_through,
+            // Of the whole table: a part of it vouches for nothing.
+            verified_through: self.verified_through.filter(|_| coverage.is_whole()),
             recipe: None,
             mapped: pair.mapped.clone(),
             took: self.took,

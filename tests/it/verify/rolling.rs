@@ -245,6 +245,9 @@ async fn a_watch_goes_on_through_what_is_in_the_way() -> Result<()> {
     ensure!(ended.code() == Some(0), "{ended:?} {}", judge.log());
     let kept = "SELECT concat_ws(' ', state, mode, verdict) FROM trellara.verify_run";
     ensure!(value(&flow.target_admin, kept).await? == "finished watch equal");
+    let stands = "SELECT consistent_point = (SELECT min(verified_through) FROM trellara.verify_table) \
+                    FROM trellara.verify_run";
+    ensure!(value(&flow.target_admin, stands).await? == "t");
     Ok(())
 }
 
@@ -309,7 +312,8 @@ const SLOW: [&str; 7] = [
 const TWO: &str = "CREATE TABLE a (id int PRIMARY KEY, v int); CREATE TABLE b (id int PRIMARY KEY)";
 /// The first was read on the source, and the second was not yet.
 const BETWEEN: &str = "SELECT count(*) > 0 FROM pg_stat_activity \
-     WHERE application_name LIKE 'trellara-verify/%' AND query LIKE '%\"public\".\"b\"%'";
+     WHERE application_name LIKE 'trellara-verify/%' AND query LIKE '%\"public\".\"b\"%' \
+       AND datname = current_database()";
 
 /// What the target lost behind a look at the source is in no position that is vouched for.
 #[tokio::test]

@@ -99,7 +99,7 @@ impl Item<'_> {
     pub(super) fn keep(&mut self) {
         self.kept = self.work.with(|tally| TableState {
             next_from: self.done_to.clone().flatten(),
-            done: self.done_to.is_none(),
+            done: self.done_to.is_none() && tally.passed_over == 0,
             pieces: tally.pieces,
             rows: [tally.source.rows, tally.target.rows],
             sums: [tally.source.sum.to_string(), tally.target.sum.to_string()],

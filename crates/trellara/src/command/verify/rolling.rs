@@ -202,6 +202,9 @@ impl Seen {
             return Err(Failure::new(Exit::NotCompared, reason, ""));
         };
         report.tables = self.tables.into_values().collect();
+        // Of what is said, not of the last round, which may have come to nothing.
+        let through = report.tables.iter().filter_map(|t| t.verified_through);
+        report.consistent_point = through.min().unwrap_or(report.consistent_point);
         report.mode = Mode::Watch;
         run.clone_into(&mut report.run);
         let exit = super::exit(report.verdict());

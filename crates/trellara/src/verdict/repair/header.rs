@@ -35,7 +35,8 @@ pub(super) fn header(report: &Report) -> String {
          -- Digests are of seed {seed}.\n\
          -- It holds rows of the source. Read it, then:\n\
          --   1. stop the applier, so that the target does not move on;\n\
-         --   2. psql -v ON_ERROR_STOP=1 -f FILE, as a role that may write to these tables;\n\
+         --   2. psql -v ON_ERROR_STOP=1 -f FILE, as a role that may write to these tables and\n\
+         --      read trellara.state_version;\n\
          --   3. start the applier, and run `trellara verify` again.\n\
          -- Each statement demands exactly the rows that were compared. What has changed since ends the\n\
          -- file with an error, and its batch of at most {BATCH} rows is undone as a whole.\n\
