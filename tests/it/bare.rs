@@ -96,6 +96,7 @@ fn servers_of_the_machine_do_where_nothing_can_be_fetched() -> Result<()> {
     for pip in [NO_PIP, OFFLINE] {
         let machine = Machine::new(pip)?;
         machine.program("bin/cc", "")?;
+        machine.program("bin/chromium", "")?;
         // As a distribution has it: too old.
         machine.program("bin/nats-server", "echo nats-server: v2.9.10")?;
         for major in ["15", "18"] {
