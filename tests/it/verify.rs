@@ -328,14 +328,14 @@ async fn a_target_that_restarts_in_the_middle_is_no_verdict() -> Result<()> {
     let (mut ground, flow) = ground(GroundOptions::version(18), SCHEMA, "").await?;
     run(
         &flow.source_admin,
-        &["INSERT INTO kept SELECT g, repeat('v', 200), g FROM generate_series(1, 150000) AS g"],
+        &["INSERT INTO kept SELECT g, repeat('v', 200), g FROM generate_series(1, 300000) AS g"],
     )
     .await?;
     flow.caught_up(WITHIN).await?;
     let (ended, seen) = tokio::join!(verify(&flow, &[]), async {
         // Its readers are at work.
         let reads = "SELECT count(*) > 0 FROM pg_stat_activity \
-                      WHERE application_name LIKE 'trellara-verify/%' AND query LIKE '%hashtext%' \
+                      WHERE application_name LIKE 'trellara-verify/%' AND query LIKE '%hash_record%' \
                         AND state = 'active'";
         let deadline = Instant::now() + WITHIN;
         while value(&flow.target_admin, reads).await? != "t" {
