@@ -254,11 +254,12 @@ async fn a_watch_goes_on_through_what_is_in_the_way() -> Result<()> {
 /// Nothing is read while the target is further behind than asked for.
 #[tokio::test]
 async fn nothing_is_read_while_the_target_is_behind() -> Result<()> {
-    let mut flow = started(18, "paused", &[SCHEMA], "").await?;
+    // A server of its own: what others write is lag too.
+    let (_ground, mut flow) = ground(GroundOptions::version(18), SCHEMA, "").await?;
     flow.applier.take().context("applier")?.terminate(WITHIN)?;
     run(&flow.source_admin, &[FILL]).await?;
     let log = flow.folder().join("verify.log");
-    let words = ["verify", "--mode", "rolling", "--pause-lag", "1KiB"];
+    let words = ["verify", "--mode", "rolling", "--pause-lag", "64KiB"];
     let mut judge = Daemon::start(&flow.config(), &words, &log)?;
     judge
         .logged("waiting for the target, which is ", WITHIN)
