@@ -69,9 +69,14 @@ BEGIN
     -- What verify runs found. A schema that an older build made has no such tables.
     IF to_regclass('trellara.verify_run') IS NOT NULL THEN
         GRANT SELECT, INSERT, UPDATE, DELETE ON trellara.verify_run, trellara.verify_table TO trellara_apply;
-        IF to_regclass('trellara.held') IS NOT NULL THEN
-            GRANT SELECT ON trellara.held, trellara.held_key TO trellara_apply;
-        END IF;
+    END IF;
+    -- Quarantine. What is held is closed and never taken away; the audit is only added to.
+    IF to_regclass('trellara.held_frame') IS NOT NULL THEN
+        GRANT SELECT, INSERT, UPDATE ON trellara.held TO trellara_apply;
+        GRANT SELECT, INSERT ON trellara.held_frame, trellara.held_key, trellara.held_dependency,
+            trellara.skipped, trellara.audit TO trellara_apply;
+        -- What an operator asks of the applier, and lanes that stand still on purpose.
+        GRANT SELECT, INSERT, UPDATE, DELETE ON trellara.request, trellara.pause TO trellara_apply;
     END IF;
 END
 $$;

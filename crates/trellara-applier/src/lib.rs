@@ -30,6 +30,7 @@ pub mod metric;
 mod options;
 mod plan;
 mod position;
+pub mod quarantine;
 mod report;
 pub mod rewind;
 mod run;

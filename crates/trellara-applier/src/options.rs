@@ -5,6 +5,8 @@ use std::time::Duration;
 use trellara_envelope::{FlowName, Lane};
 use trellara_postgres::ConnectOptions;
 
+use crate::quarantine::{ConflictRules, QuarantineOptions};
+
 /// How an applier works. [`ApplierOptions::new`] gives every default.
 #[derive(Debug, Clone)]
 pub struct ApplierOptions {
@@ -28,6 +30,10 @@ pub struct ApplierOptions {
     /// How long identities stay in the ledger, by the target's clock; never shorter than the stream
     /// may deliver their transactions again.
     pub dedup_window: Duration,
+    /// What happens to a transaction that the target refuses for cause.
+    pub quarantine: QuarantineOptions,
+    /// What happens to a change that does not find the target as it should be.
+    pub conflicts: ConflictRules,
     /// For tests: neither holds the lane's lock nor raises its epoch, so that two appliers write in
     /// turn.
     #[doc(hidden)]
@@ -103,6 +109,8 @@ impl ApplierOptions {
             history_bytes: 1 << 30,
             dedup_memory: Self::DEDUP_MEMORY,
             dedup_window: Duration::from_secs(7200),
+            quarantine: QuarantineOptions::default(),
+            conflicts: ConflictRules::default(),
             interleaved: false,
             role_replica: RoleReplica::Auto,
             standby: Standby::Wait,

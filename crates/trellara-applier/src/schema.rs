@@ -6,10 +6,13 @@ use trellara_postgres::{Fault, fault, quote};
 use crate::lane;
 
 /// The version that this build writes and reads.
-pub const SCHEMA_VERSION: i32 = 1;
+pub const SCHEMA_VERSION: i32 = 2;
 
 /// Migrations, each bringing the schema from the version before to its own.
-const MIGRATIONS: &[(i32, &str)] = &[(1, include_str!("sql/0001_schema.sql"))];
+const MIGRATIONS: &[(i32, &str)] = &[
+    (1, include_str!("sql/0001_schema.sql")),
+    (2, include_str!("sql/0002_quarantine.sql")),
+];
 
 /// Serialises two setups against each other; ASCII "trellara".
 const INSTALL_LOCK: i64 = 0x7472_656c_6c61_7261;
@@ -153,6 +156,15 @@ const RIGHTS: &[(&str, &[&str])] = &[
     ("fence", &["SELECT", "INSERT", "UPDATE", "DELETE"]),
     ("verify_run", &["SELECT", "INSERT", "UPDATE", "DELETE"]),
     ("verify_table", &["SELECT", "INSERT", "UPDATE", "DELETE"]),
+    // What is held is closed, never taken away (C42); the audit is neither changed nor taken away.
+    ("held", &["SELECT", "INSERT", "UPDATE"]),
+    ("held_frame", &["SELECT", "INSERT"]),
+    ("held_key", &["SELECT", "INSERT"]),
+    ("held_dependency", &["SELECT", "INSERT"]),
+    ("skipped", &["SELECT", "INSERT"]),
+    ("request", &["SELECT", "INSERT", "UPDATE", "DELETE"]),
+    ("pause", &["SELECT", "INSERT", "UPDATE", "DELETE"]),
+    ("audit", &["SELECT", "INSERT"]),
 ];
 /// What a role needs that sets a flow up in a schema that somebody else made.
 const RIGHTS_OF_SETUP: &[(&str, &[&str])] = &[
@@ -241,7 +253,23 @@ pub async fn remove(client: &mut Client, flow: &str) -> Result<bool, SchemaError
             .execute("SELECT pg_advisory_xact_lock($1)", &[&lock])
             .await?;
     }
-    for table in ["applied", "watermark", "fence", "verify_run", "lane"] {
+    for table in ["held_frame", "held_key", "held_dependency"] {
+        let of_flow = "SELECT id FROM trellara.held WHERE flow = $1";
+        let delete = format!("DELETE FROM trellara.{table} WHERE held_id IN ({of_flow})");
+        transaction.execute(&delete, &[&flow]).await?;
+    }
+    for table in [
+        "audit",
+        "skipped",
+        "request",
+        "pause",
+        "held",
+        "applied",
+        "watermark",
+        "fence",
+        "verify_run",
+        "lane",
+    ] {
         let delete = format!("DELETE FROM trellara.{table} WHERE flow = $1");
         transaction.execute(&delete, &[&flow]).await?;
     }

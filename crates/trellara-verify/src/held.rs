@@ -49,7 +49,10 @@ impl Held {
             quote::literal(quarantine.flow.as_str()),
             quote::literal(&quarantine.before.to_string()),
         );
-        let those = format!("h.flow = {flow} AND h.commit_lsn < {before}::pg_lsn");
+        // One that the lane stands in front of has not been passed over by anybody.
+        let those = format!(
+            "h.flow = {flow} AND h.commit_lsn < {before}::pg_lsn AND h.reason <> 'blocking'"
+        );
         let waiting = format!(
             "SELECT count(*) FROM trellara.held AS h \
               WHERE {those} AND h.state IN ('held', 'replaying')"
@@ -61,7 +64,8 @@ impl Held {
                JOIN (SELECT row_number() OVER () AS number, * FROM trellara.held_key) AS k \
                  ON k.held_id = h.id \
                LEFT JOIN LATERAL jsonb_each_text(k.key) AS e ON true \
-              WHERE {those} AND h.state IN ('held', 'replaying', 'discarded') ORDER BY 1"
+              WHERE {those} AND h.state IN ('held', 'replaying', 'discarded') \
+                AND k.touch IN ('row', 'truncate', 'keyless') ORDER BY 1"
         );
         let mut last = None;
         for row in target.rows(&keys).await? {

@@ -31,12 +31,20 @@ async fn what_is_held_explains_what_differs_and_is_never_equal() -> Result<()> {
     .await?;
     flow.caught_up(WITHIN).await?;
     let held = format!(
-        "INSERT INTO trellara.held SELECT n, '{}', 0, '0/1', '0/2', 700 + n, 'held' \
-           FROM generate_series(1, 3) AS n",
+        "INSERT INTO trellara.held (id, flow, lane, hash, source_system, source_timeline, commit_lsn, \
+             end_lsn, source_xid, committed_at_us, reason, storage, chunked, stream, stream_created, \
+             stream_sequence, incarnation, frame_digest, after_lsn, after_timeline, after_sequence, \
+             after_incarnation, after_ordinal, after_digest, frames, bytes, changes) \
+         OVERRIDING SYSTEM VALUE \
+         SELECT n, '{}', 0, d, 1, 1, '0/1', '0/2', 700 + n, 0, 'poisoned', 'target', false, 's', \
+                'then', 9, 1, d, '0/2', 1, 9, 1, 9, d, 1, 10, 1 \
+           FROM generate_series(1, 3) AS n, \
+                LATERAL (SELECT substr(sha256(n::text::bytea), 1, 16)) AS h (d)",
         flow.name
     );
     let keys = "INSERT INTO trellara.held_key VALUES \
-                (1, 'public', 'kept', '{\"id\": \"7\"}'), (1, 'public', 'kept', '{\"id\": 8}')";
+                (1, 'public', 'kept', 'row', '{\"id\": \"7\"}'), \
+                (1, 'public', 'kept', 'row', '{\"id\": 8}')";
     run(&flow.target_admin, &[&held, keys]).await?;
     // Rows are equal, and yet something is still to come.
     let document = explained(&flow, 5).await?;
@@ -82,7 +90,7 @@ async fn what_is_held_explains_what_differs_and_is_never_equal() -> Result<()> {
     // Rows without a key are explained by what touches their whole table.
     run(&flow.target_admin, &["DELETE FROM log WHERE id < 4"]).await?;
     explained(&flow, 3).await?;
-    let whole = "INSERT INTO trellara.held_key VALUES (2, 'public', 'log', NULL)";
+    let whole = "INSERT INTO trellara.held_key VALUES (2, 'public', 'log', 'keyless', NULL)";
     run(&flow.target_admin, &[whole]).await?;
     let document = explained(&flow, 5).await?;
     ensure!(
@@ -93,14 +101,14 @@ async fn what_is_held_explains_what_differs_and_is_never_equal() -> Result<()> {
     // Discarded ones explain for ever; replayed ones, and those of a later position, never do.
     run(
         &flow.target_admin,
-        &["UPDATE trellara.held SET state = 'discarded'"],
+        &["UPDATE trellara.held SET state = 'discarded', closed_at = now(), closed_reason = 'x'"],
     )
     .await?;
     let document = explained(&flow, 5).await?;
     ensure!(document["held_transactions"] == 0, "{document}");
     for nothing in [
         "UPDATE trellara.held SET state = 'replayed'",
-        "UPDATE trellara.held SET state = 'held', commit_lsn = 'F/0', end_lsn = 'F/1'",
+        "UPDATE trellara.held SET state = 'held', closed_at = NULL, commit_lsn = 'F/0', end_lsn = 'F/1'",
         "UPDATE trellara.held SET flow = 'other', commit_lsn = '0/1', end_lsn = '0/2'",
     ] {
         run(&flow.target_admin, &[nothing]).await?;

@@ -180,28 +180,6 @@ CREATE TABLE IF NOT EXISTS trellara.verify_table (
     PRIMARY KEY (run, schema_name, table_name)
 );
 
--- Transactions that were set aside instead of applied, and the keys that they touch. Nothing writes
--- here yet; verify reads it, because what is held explains a difference and is never passed over.
-CREATE TABLE IF NOT EXISTS trellara.held (
-    id         bigint      PRIMARY KEY,
-    flow       text        NOT NULL,
-    lane       integer     NOT NULL CHECK (lane >= 0),
-    commit_lsn pg_lsn      NOT NULL,
-    end_lsn    pg_lsn      NOT NULL CHECK (end_lsn > commit_lsn),
-    source_xid bigint      NOT NULL,
-    state      text        NOT NULL CHECK (state IN ('held', 'replaying', 'replayed', 'discarded')),
-    at         timestamptz NOT NULL DEFAULT clock_timestamp()
-);
-
-CREATE TABLE IF NOT EXISTS trellara.held_key (
-    held_id bigint NOT NULL REFERENCES trellara.held (id) ON DELETE CASCADE,
-    schema  text   NOT NULL,
-    "table" text   NOT NULL,
-    -- Columns of the key to their values as text; NULL for the whole table.
-    key     jsonb  CHECK (jsonb_typeof(key) = 'object')
-);
-CREATE INDEX IF NOT EXISTS held_key_held_id ON trellara.held_key (held_id);
-
 -- Takes away a lane's oldest rows and moves its watermark, together. Only rows older than a time by
 -- this server's clock, and only up to a position of one system (rows of systems before it have no
 -- other limit): the oldest that can still be delivered again. Never the newest row, never more than
@@ -249,4 +227,4 @@ $prune$;
 REVOKE ALL ON FUNCTION
     trellara.prune(text, integer, bigint, interval, pg_lsn, bigint, integer) FROM PUBLIC;
 
-INSERT INTO trellara.state_version (version) VALUES (1) ON CONFLICT (only_row) DO NOTHING;
+INSERT INTO trellara.state_version (version) VALUES (2) ON CONFLICT (only_row) DO NOTHING;

@@ -66,7 +66,7 @@ async fn installs_once(version: u32) {
         Err(SchemaError::Newer { found: 99 })
     );
     client
-        .batch_execute("UPDATE trellara.state_version SET version = 1")
+        .batch_execute("UPDATE trellara.state_version SET version = 2")
         .await
         .unwrap();
     assert!(schema::remove(&mut client, "shop").await.unwrap());
