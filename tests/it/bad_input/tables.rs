@@ -83,6 +83,28 @@ async fn insert_only_tables_and_rows_loaded_elsewhere_are_accepted() -> Result<(
     Ok(())
 }
 
+/// A conflict rule of a table that never comes is most likely a misspelt name, and no reason to
+/// stop: the table may be published later.
+#[tokio::test]
+async fn a_conflict_rule_without_its_table_is_a_warning() -> Result<()> {
+    let schema = &["CREATE TABLE stock (id int PRIMARY KEY)"];
+    let extra = "conflicts: {tables: {public.stock: {missing_row: skip}, \
+                 public.stok: {duplicate_key: skip}}}";
+    let flow = flow("ruled", schema, schema, extra).await?;
+    accepted(&flow).await?;
+    let checked = super::run(&flow, &["check", "--output", "json"]).await?;
+    let findings: Vec<serde_json::Value> = serde_json::from_str(&checked.stdout)?;
+    let named: Vec<_> = (findings.iter())
+        .filter(|finding| finding["id"] == "CONFLICTS_TABLE")
+        .map(|finding| (finding["severity"].as_str(), finding["about"].as_str()))
+        .collect();
+    ensure!(
+        matches!(named[..], [(Some("warning"), Some(about))] if about.contains("stok")),
+        "{named:?}"
+    );
+    Ok(())
+}
+
 /// A pattern that matches nothing, and a publication that nobody made.
 #[tokio::test]
 async fn tables_that_are_not_there_are_named() -> Result<()> {

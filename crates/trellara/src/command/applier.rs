@@ -68,6 +68,8 @@ fn options(config: &Config) -> ApplierOptions {
     options.batch_bytes = usize::try_from(config.process.batch_bytes).unwrap_or(usize::MAX);
     options.dedup_memory = config.process.dedup.memory;
     options.dedup_window = config.process.dedup.window;
+    options.quarantine = config.process.quarantine;
+    options.conflicts = config.process.conflicts.clone();
     options.history_age = config.nats.history.age;
     options.history_bytes = config.nats.history.bytes;
     options.role_replica = match config.process.role_replica {

@@ -2,6 +2,7 @@
 
 use clap::Subcommand;
 use serde::Serialize;
+use trellara_applier::quarantine::QuarantinePolicy;
 
 use crate::config::{Available, BrokerSetting, Config, KEYS, Key};
 use crate::context::Context;
@@ -71,6 +72,11 @@ struct Shown {
     open_bytes: Option<u64>,
     replicas: usize,
     listen: String,
+    quarantine: String,
+    missing_row: String,
+    duplicate_key: String,
+    /// Tables with conflict rules of their own.
+    conflicts_tables: Vec<String>,
     stall_timeout_seconds: f64,
     shutdown_timeout_seconds: f64,
     halt: String,
@@ -100,6 +106,19 @@ impl Shown {
             open_bytes: config.nats.open_bytes,
             replicas: config.nats.replicas,
             listen: lower(&config.process.listen),
+            quarantine: match config.process.quarantine.policy {
+                QuarantinePolicy::Halt => "halt".to_owned(),
+                QuarantinePolicy::HoldDependents => "hold_dependents".to_owned(),
+            },
+            missing_row: lower(&config.process.conflicts.all.missing_row),
+            duplicate_key: lower(&config.process.conflicts.all.duplicate_key),
+            conflicts_tables: (config.process.conflicts.tables.iter())
+                .map(|((schema, table), rules)| {
+                    let missing_row = lower(&rules.missing_row);
+                    let duplicate_key = lower(&rules.duplicate_key);
+                    format!("{schema}.{table}: {missing_row}, {duplicate_key}")
+                })
+                .collect(),
             stall_timeout_seconds: config.process.stall_timeout.as_secs_f64(),
             shutdown_timeout_seconds: config.process.shutdown_timeout.as_secs_f64(),
             halt: lower(&config.process.on_halt),
@@ -125,6 +144,10 @@ impl Shown {
             ("max_bytes", auto(self.max_bytes)),
             ("open_bytes", auto(self.open_bytes)),
             ("listen", self.listen.clone()),
+            ("quarantine", self.quarantine.clone()),
+            ("missing_row", self.missing_row.clone()),
+            ("duplicate_key", self.duplicate_key.clone()),
+            ("conflicts.tables", self.conflicts_tables.join("; ")),
             ("stall_timeout", format!("{}s", self.stall_timeout_seconds)),
             (
                 "shutdown_timeout",
@@ -163,8 +186,11 @@ fn json_schema() -> serde_json::Value {
     for key in KEYS {
         let described = serde_json::json!({
             "description": format!("{} Form: {}.", key.about, key.form),
-            "type": if key.form.starts_with("list") { serde_json::json!("array") }
-                    else { serde_json::json!(["string", "number", "boolean"]) },
+            "type": match key.form.split(' ').next() {
+                Some("list") => serde_json::json!("array"),
+                Some("map") => serde_json::json!("object"),
+                _ => serde_json::json!(["string", "number", "boolean"]),
+            },
         });
         match key.path.split_once('.') {
             None => {

@@ -39,6 +39,10 @@ pub(crate) const DEDUP_MEMORY_LEAST: u64 = 1 << 20;
 /// the history is shorter: a relay that begins anew sends what its slot still has.
 pub(crate) const DEDUP_WINDOW_LEAST: Duration = Duration::from_secs(3600);
 
+/// Less could not hold one batch, and a limit that the first transaction reaches is no limit but
+/// `policy: halt`.
+pub(crate) const QUARANTINE_BYTES_LEAST: u64 = 1 << 20;
+
 /// No progress although there is something to do for this long turns readiness red: longer than
 /// a broker election or a target restart.
 pub(crate) const STALL_TIMEOUT: Duration = Duration::from_secs(30);

@@ -8,6 +8,8 @@ use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 
+use super::rules::WrittenRules;
+
 /// A scalar as written. Its `Debug` shows nothing, because any of them may hold a secret.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub(crate) struct Written(pub(crate) String);
@@ -260,11 +262,20 @@ section!(
         max_bytes: Written,
         max_keys: Written,
         max_transactions: Written,
+        max_age: Written,
     }
 );
 section!(
     /// `conflicts:`
     ConflictsSection {
+        missing_row: Written,
+        duplicate_key: Written,
+        tables: WrittenRules,
+    }
+);
+section!(
+    /// One table of `conflicts.tables:`
+    TableConflictsSection {
         missing_row: Written,
         duplicate_key: Written,
     }

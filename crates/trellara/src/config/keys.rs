@@ -282,41 +282,53 @@ pub(crate) const KEYS: &[Key] = &[
         "false",
         "Writing each table as its owner.",
     ),
-    later(
+    now(
         "quarantine.policy",
         "halt | hold_dependents",
-        "halt",
-        "What a transaction that the target refuses does to those behind it.",
+        Some("halt"),
+        "What a transaction that the target refuses for cause does. halt: the flow stops in front of it, the target stays a true prefix of the source. hold_dependents: it is set aside with everything later that touches the same, the rest goes on, and the target may show a state that the source never had.",
     ),
-    later(
+    now(
         "quarantine.max_bytes",
         "size",
-        "1GiB",
-        "Most that quarantine keeps.",
+        Some("10GiB"),
+        "Most that held transactions may take of the target, at least 1MiB. What would go beyond a limit stops the flow instead.",
     ),
-    later(
+    now(
         "quarantine.max_keys",
         "number",
-        "100000",
-        "Most keys that held transactions may block.",
+        Some("500000"),
+        "Most entries of what held transactions touch; the applier keeps them in memory.",
     ),
-    later(
+    now(
         "quarantine.max_transactions",
         "number",
-        "10000",
-        "Most transactions held.",
+        Some("10000"),
+        "Most transactions held at one time.",
     ),
-    later(
+    now(
+        "quarantine.max_age",
+        "off | duration",
+        Some("off"),
+        "The flow stops when the oldest held transaction has waited for longer, so that nobody forgets it.",
+    ),
+    now(
         "conflicts.missing_row",
-        "stop",
-        "stop",
-        "An UPDATE or DELETE whose row is not in the target.",
+        "error | skip | overwrite",
+        Some("error"),
+        "An UPDATE or DELETE whose row is not in the target. error: the transaction is refused. skip: the change is left out, recorded, counted and audited. overwrite: an UPDATE that carries the whole row inserts it; a DELETE has nothing to do.",
     ),
-    later(
+    now(
         "conflicts.duplicate_key",
-        "stop",
-        "stop",
-        "An INSERT whose key is already in the target.",
+        "error | skip | overwrite",
+        Some("error"),
+        "An INSERT whose key is already in the target. error: the transaction is refused. skip: the target's row stays. overwrite: it becomes what the source says. Both are recorded, counted and audited.",
+    ),
+    now(
+        "conflicts.tables",
+        "map of schema.table to {missing_row, duplicate_key}",
+        None,
+        "Rules of single tables, as the target names them; what one leaves out is the flow's.",
     ),
     later(
         "schema.apply",

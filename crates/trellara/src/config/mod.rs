@@ -9,7 +9,9 @@ mod keys;
 mod model;
 mod nats;
 mod quantity;
+mod quarantine;
 mod resolve;
+mod rules;
 
 #[cfg(test)]
 pub(crate) mod tests;

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use trellara_applier::quarantine::{ConflictRules, QuarantineOptions};
 use trellara_envelope::FlowName;
 use trellara_jetstream::NatsOptions;
 use trellara_postgres::ConnectOptions;
@@ -27,6 +28,8 @@ pub(crate) struct Process {
     pub(crate) rows_loaded_elsewhere: bool,
     pub(crate) batch_bytes: u64,
     pub(crate) dedup: Dedup,
+    pub(crate) quarantine: QuarantineOptions,
+    pub(crate) conflicts: ConflictRules,
     /// Whether to apply under the replica role; `None` where the role may.
     pub(crate) role_replica: Option<bool>,
     pub(crate) stall_timeout: Duration,

@@ -16,7 +16,7 @@ use super::model::{AcknowledgeSetting, Config, Dedup, Listen, OnHalt, Process, S
 use super::{
     Available, BATCH_BYTES, ConfigError, ConfigErrors, DEDUP_MEMORY, DEDUP_MEMORY_LEAST,
     DEDUP_WINDOW_LEAST, EnvironmentMap, KEYS, SHUTDOWN_GRACE, SHUTDOWN_TIMEOUT, STALL_TIMEOUT,
-    SecretFiles, nats, quantity,
+    SecretFiles, nats, quantity, quarantine,
 };
 
 /// Collects errors, so that one run names them all.
@@ -292,6 +292,8 @@ fn resolve_process(file: &FileConfig, history: Duration, problems: &mut Problems
             |text| quantity::bytes(text).and_then(|bytes| within(bytes, 64 << 10, 256 << 20)),
         ),
         dedup: dedup(file, history, problems),
+        quarantine: quarantine::quarantine(file, problems),
+        conflicts: quarantine::conflicts(file, problems),
         role_replica: problems.parsed(
             "apply.role_replica",
             apply.and_then(|apply| apply.role_replica.as_ref()),

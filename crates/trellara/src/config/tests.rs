@@ -298,3 +298,115 @@ fn the_identity_cache_has_a_least_size() {
     let config = resolved(&format!("{SMALLEST}dedup: {{memory: 1MiB}}\n"), &[]);
     assert_eq!(config.expect("resolves").process.dedup.memory, 1 << 20);
 }
+
+#[test]
+fn what_is_refused_is_treated_as_the_file_says() {
+    use trellara_applier::quarantine::{
+        ConflictRule, ConflictRules, Conflicts, QuarantineOptions, QuarantinePolicy,
+    };
+    let process = |text: &str| {
+        let config = resolved(&format!("{SMALLEST}{text}"), &[]).expect("resolves");
+        config.process
+    };
+    let default = process("");
+    assert_eq!(default.quarantine, QuarantineOptions::default());
+    assert_eq!(default.conflicts, ConflictRules::default());
+    let quarantine = process(
+        "quarantine: {policy: hold_dependents, max_bytes: 1MiB, max_keys: 7, max_transactions: 3, \
+         max_age: 2h}\n",
+    )
+    .quarantine;
+    let expected = QuarantineOptions {
+        policy: QuarantinePolicy::HoldDependents,
+        max_bytes: 1 << 20,
+        max_keys: 7,
+        max_transactions: 3,
+        max_age: Some(std::time::Duration::from_secs(7200)),
+    };
+    assert_eq!(quarantine, expected);
+    let rules = process(
+        "conflicts:\n  missing_row: skip\n  duplicate_key: stop\n  tables:\n    \
+         public.a: {missing_row: error}\n    '\"My s\".\"t.1\"': {duplicate_key: overwrite}\n",
+    )
+    .conflicts;
+    let conflicts = |missing_row, duplicate_key| Conflicts {
+        missing_row,
+        duplicate_key,
+    };
+    let (error, skip) = (ConflictRule::Error, ConflictRule::Skip);
+    assert_eq!(rules.all, conflicts(skip, error));
+    assert_eq!(rules.of("public", "a"), conflicts(error, error));
+    assert_eq!(
+        rules.of("My s", "t.1"),
+        conflicts(skip, ConflictRule::Overwrite),
+        "what a table leaves out is the flow's"
+    );
+}
+
+#[test]
+fn rules_of_single_tables_can_come_from_the_environment() {
+    let variable = "TRELLARA__CONFLICTS__TABLES";
+    let rules = [
+        (variable, "{public.a: {missing_row: \"${RULE}\"}}"),
+        ("RULE", "skip"),
+    ];
+    let config = resolved(SMALLEST, &rules).expect("resolves");
+    let rule = config.process.conflicts.of("public", "a").missing_row;
+    assert_eq!(rule, trellara_applier::quarantine::ConflictRule::Skip);
+    let text = refused(SMALLEST, &[(variable, "public.a")]);
+    assert!(text.contains("conflicts.tables: not a map"), "{text}");
+    let text = refused(SMALLEST, &[("TRELLARA__CONFLICTS__TABLES__A", "skip")]);
+    assert!(text.contains("there is no such key"), "{text}");
+}
+
+#[test]
+fn quarantine_without_sense_is_refused_by_name() {
+    for (wrong, named) in [
+        ("quarantine: {policy: skip}", "quarantine.policy: "),
+        ("quarantine: {max_bytes: 10}", "quarantine.max_bytes: "),
+        ("quarantine: {max_bytes: 1023KiB}", "quarantine.max_bytes: "),
+        (
+            "quarantine: {max_keys: 0}",
+            "quarantine.max_keys: 0 holds nothing",
+        ),
+        ("quarantine: {max_keys: -1}", "quarantine.max_keys: "),
+        (
+            "quarantine: {max_transactions: many}",
+            "quarantine.max_transactions: ",
+        ),
+        ("quarantine: {max_age: 0s}", "quarantine.max_age: "),
+        ("quarantine: {max_age: never}", "quarantine.max_age: "),
+        (
+            "quarantine: {max_ages: 1h}",
+            "did you mean quarantine.max_age",
+        ),
+        (
+            "conflicts: {missing_row: ignore}",
+            "conflicts.missing_row: ",
+        ),
+        (
+            "conflicts: {tables: {public.*: {missing_row: skip}}}",
+            "public.* is no single table",
+        ),
+        (
+            "conflicts: {tables: {orders: {missing_row: skip}}}",
+            "\"orders\"",
+        ),
+        ("conflicts: {tables: {a.b: {}}}", "a.b has no rule"),
+        (
+            "conflicts: {tables: {a.b: {missing_row: maybe}}}",
+            "conflicts.tables: \"maybe\"",
+        ),
+        (
+            "conflicts: {tables: {a.b: {mising_row: skip}}}",
+            "conflicts.tables.a.b.mising_row: ",
+        ),
+        (
+            "conflicts: {tables: {a.b: {missing_row: skip}, '\"a\".b': {missing_row: skip}}}",
+            "\"a\".b is there twice",
+        ),
+    ] {
+        let text = refused(&format!("{SMALLEST}{wrong}\n"), &[]);
+        assert!(text.contains(named), "{wrong}: {text}");
+    }
+}

@@ -57,6 +57,7 @@ pub(super) async fn compare(
         );
         return Ok(());
     }
+    rules_without_table(config, members, findings);
     let applier = config.target.role.as_str();
     let mut ours = read(source, members, applier).await?;
     publish(config, source, &mut ours).await?;
@@ -81,6 +82,23 @@ pub(super) async fn compare(
         about_table(member, target, applier, findings);
     }
     Ok(())
+}
+
+/// A rule for a table that never comes is most likely one with a misspelt name: what it was meant
+/// for keeps the flow's rule, which may stop it.
+fn rules_without_table(config: &Config, members: &[TableName], findings: &mut Findings) {
+    for (schema, name) in config.process.conflicts.tables.keys() {
+        let (schema, name) = (schema.clone(), name.clone());
+        let table = TableName { schema, name };
+        if !members.contains(&table) {
+            findings.warning(
+                "CONFLICTS_TABLE",
+                table.to_string(),
+                "conflicts.tables has rules for it, and it is not published",
+                "write its name as the source publishes it, or take it out",
+            );
+        }
+    }
 }
 
 /// By its column list where there is one. A list may name a generated column only since 18.
