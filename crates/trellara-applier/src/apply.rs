@@ -10,12 +10,13 @@ use trellara_jetstream::Broker;
 use trellara_jetstream::read::Reader;
 use trellara_pgoutput::ChangeReader;
 use trellara_postgres::fault;
-use trellara_postgres::sqlstate::{ErrorClass, classify};
+use trellara_postgres::sqlstate::ErrorClass;
 
 use crate::batch::Unit;
 use crate::checkpoint::Checkpoint;
 use crate::chunks::{self, ChunkStream, Large};
-use crate::execute::{ApplyError, ApplyErrorKind, Executor, ExecutorOptions};
+use crate::disposition::{self, Disposition};
+use crate::execute::{ApplyError, Executor, ExecutorOptions};
 use crate::lane::Held;
 use crate::ledger::{Ledger, LedgerIdentity, Recorded};
 use crate::options::ApplierOptions;
@@ -57,7 +58,9 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Failure::Change(error) => error.fmt(f),
-            Failure::Trouble(Trouble::Passing(reason)) => f.write_str(reason),
+            Failure::Trouble(Trouble::Passing(reason) | Trouble::Disturbed { reason, .. }) => {
+                f.write_str(reason)
+            }
             Failure::Trouble(Trouble::Halted { halt, .. }) => halt.fmt(f),
             Failure::Trouble(Trouble::Cancelled) => f.write_str("a shutdown was asked for"),
         }
@@ -270,15 +273,29 @@ async fn apply_fed(
 
 /// Deferred constraints speak up at COMMIT: those are about a row.
 fn refused_commit(error: &tokio_postgres::Error) -> Failure {
-    match fault(error).class {
-        ErrorClass::DataFault | ErrorClass::Configuration => {
-            Failure::Change(ApplyError::from_server(error))
+    let fault = fault(error);
+    match disposition::of_commit(&fault) {
+        Disposition::Quarantine | Disposition::HaltAndProbe | Disposition::Stop => {
+            match fault.class {
+                ErrorClass::DataFault | ErrorClass::Configuration => {
+                    Failure::Change(ApplyError::of_commit(error))
+                }
+                ErrorClass::Passing
+                | ErrorClass::Suspicious
+                | ErrorClass::TargetCannotWrite
+                | ErrorClass::NotMyPredecessor
+                | ErrorClass::Unknown => Trouble::from(fault).into(),
+            }
         }
-        ErrorClass::Passing
-        | ErrorClass::Suspicious
-        | ErrorClass::TargetCannotWrite
-        | ErrorClass::NotMyPredecessor
-        | ErrorClass::Unknown => Failure::Trouble(Trouble::from(fault(error))),
+        Disposition::AskLedger => Trouble::passing(format!(
+            "the answer of a commit was lost, the ledger will tell: {}",
+            fault.message
+        ))
+        .into(),
+        Disposition::Retry
+        | Disposition::RetryNamed
+        | Disposition::Probe
+        | Disposition::Operator => Trouble::from(fault).into(),
     }
 }
 
@@ -290,30 +307,29 @@ fn unreadable(unit: &Unit, error: &trellara_pgoutput::Error) -> Halt {
     )
 }
 
-/// Whether a failed batch is worth trying one transaction at a time.
-pub(crate) fn blames_a_transaction(error: &ApplyError) -> bool {
-    match error.kind {
-        ApplyErrorKind::Passing => false,
-        ApplyErrorKind::Schema
-        | ApplyErrorKind::Rights
-        | ApplyErrorKind::Data
-        | ApplyErrorKind::Count
-        | ApplyErrorKind::Corrupt
-        | ApplyErrorKind::Unknown => true,
-    }
-}
-
-/// Whether a failure that passes by itself may come of the batch's size, so that it would come
-/// again as often as the batch is repeated whole: a transaction of thousands of tables finds no
-/// room for its locks, and a long one is in more people's way than a short one.
-pub(crate) fn may_be_the_batch(failure: &Failure) -> bool {
-    match failure {
-        Failure::Change(error) => {
-            error.kind == ApplyErrorKind::Passing
-                && classify(&error.sqlstate) != ErrorClass::TargetCannotWrite
+impl Failure {
+    /// What is done about it, where that is not decided yet.
+    pub(crate) fn disposition(&self) -> Option<Disposition> {
+        match self {
+            Failure::Change(error) => Some(disposition::of_change(error.kind, &error.sqlstate)),
+            // The ledger's row and COMMIT want locks too.
+            Failure::Trouble(Trouble::Passing(_)) => Some(Disposition::Retry),
+            Failure::Trouble(Trouble::Disturbed { .. }) => Some(Disposition::RetryNamed),
+            Failure::Trouble(Trouble::Halted { .. } | Trouble::Cancelled) => None,
         }
-        Failure::Trouble(Trouble::Passing(_)) => true,
-        Failure::Trouble(Trouble::Halted { .. } | Trouble::Cancelled) => false,
+    }
+
+    pub(crate) fn blames_a_transaction(&self) -> bool {
+        self.disposition()
+            .is_some_and(disposition::blames_a_transaction)
+    }
+
+    /// Which of the transactions given it names, from 0.
+    pub(crate) fn transaction(&self) -> Option<usize> {
+        match self {
+            Failure::Change(error) => usize::try_from(error.transaction).ok()?.checked_sub(1),
+            Failure::Trouble(_) => None,
+        }
     }
 }
 
@@ -322,31 +338,5 @@ pub(crate) fn blame(failure: Failure, transaction: &dyn std::fmt::Display) -> Tr
     match failure {
         Failure::Trouble(trouble) => trouble,
         Failure::Change(error) => trouble::of_apply(&error, &transaction.to_string()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_may_come_of_a_batchs_size_is_tried_by_transactions() {
-        let change =
-            |kind, sqlstate| Failure::Change(ApplyError::new(kind, "x").refused(sqlstate, None));
-        for passing in ["53200", "40P01", "55P03", "57014"] {
-            assert!(
-                may_be_the_batch(&change(ApplyErrorKind::Passing, passing)),
-                "{passing}"
-            );
-        }
-        // The ledger's row and COMMIT want locks too.
-        assert!(may_be_the_batch(
-            &Trouble::passing("out of shared memory").into()
-        ));
-        for full in ["53100", "25006", "58030"] {
-            assert!(!may_be_the_batch(&change(ApplyErrorKind::Passing, full)));
-        }
-        assert!(!may_be_the_batch(&change(ApplyErrorKind::Data, "55006")));
-        assert!(!may_be_the_batch(&Failure::Trouble(Trouble::Cancelled)));
     }
 }

@@ -39,6 +39,7 @@ mod commit;
 mod dedup;
 mod deliver;
 mod fence;
+mod isolate;
 mod prune;
 mod rewind;
 mod unfit;

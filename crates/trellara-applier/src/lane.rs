@@ -197,7 +197,9 @@ pub async fn fence(client: &Client, who: Claimant<'_>) -> Result<Held, Halt> {
     match raise_epoch(client, who).await {
         Ok(held) => Ok(held),
         Err(Trouble::Halted { halt, .. }) => Err(halt),
-        Err(Trouble::Passing(reason)) => Err(Halt::new(HaltCode::Fenced, reason, "try again")),
+        Err(Trouble::Passing(reason) | Trouble::Disturbed { reason, .. }) => {
+            Err(Halt::new(HaltCode::Fenced, reason, "try again"))
+        }
         Err(Trouble::Cancelled) => Err(Halt::new(HaltCode::Fenced, "cancelled", "try again")),
     }
 }

@@ -21,6 +21,7 @@ mod batch;
 mod cache;
 mod checkpoint;
 mod chunks;
+mod disposition;
 mod execute;
 pub mod fence;
 pub mod lane;

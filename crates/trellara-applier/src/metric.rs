@@ -18,6 +18,8 @@ pub const DUPLICATE_FRAMES: &str = "trellara_applier_duplicate_frames_total";
 pub const DUPLICATE_TRANSACTIONS: &str = "trellara_applier_duplicate_transactions_total";
 /// Passing faults.
 pub const RETRIES: &str = "trellara_applier_retries_total";
+/// Times that somebody ended our work on the target, with the SQLSTATE as a label.
+pub const DISTURBANCES: &str = "trellara_applier_disturbances_total";
 /// Frames missing in the delivery but not in the stream.
 pub const DELIVERY_GAPS: &str = "trellara_applier_delivery_gaps_total";
 /// 1 while halted, with the code as a label.
@@ -69,6 +71,14 @@ pub(crate) fn batch(flow: &FlowName, transactions: u64, changes: u64, seconds: f
 
 pub(crate) fn count(name: &'static str, flow: &FlowName, by: u64) {
     counter!(name, "flow" => flow.to_string()).increment(by);
+}
+
+pub(crate) fn disturbed(flow: &FlowName, sqlstate: &str) {
+    let labels = [
+        ("flow", flow.to_string()),
+        ("sqlstate", sqlstate.to_owned()),
+    ];
+    counter!(DISTURBANCES, &labels).increment(1);
 }
 
 pub(crate) fn halted(flow: &FlowName, code: &'static str, halted: bool) {

@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use trellara_envelope::{Lsn, StreamSequence, TransactionHash, TransactionIdentity};
+use trellara_envelope::{LedgerOrdinal, Lsn, StreamSequence, TransactionHash, TransactionIdentity};
 
 use crate::checkpoint::Checkpoint;
 
@@ -138,6 +138,9 @@ pub struct Held {
     pub chunked: bool,
     /// Sequence of the frame that holds it, or of its manifest.
     pub sequence: StreamSequence,
+    /// The newest ordinal of the ledger when it was refused the last time. As long as the lane
+    /// stands there, a blocking one is the next.
+    pub before: LedgerOrdinal,
     /// Where the lane stands behind it; its ordinal is not counted.
     pub after: Checkpoint,
     /// Frames in the target.

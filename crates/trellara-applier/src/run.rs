@@ -22,6 +22,8 @@ const RETRY_MIN: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(5);
 /// First and longest wait before a halt is probed again.
 const PROBE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(30));
+/// The same where the target takes no writes. The jitter halves it at most: 5 to 30 seconds.
+const PROBE_SLOWLY: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(30));
 
 /// Applies a lane until `cancel` is triggered.
 ///
@@ -42,6 +44,7 @@ pub async fn run(
     let cache = SharedCache::new(options.dedup_memory, options.dedup_window);
     let mut backoff = Backoff::new(RETRY_MIN, RETRY_MAX);
     let mut probe = Backoff::new(PROBE.0, PROBE.1);
+    let mut slowly = Backoff::new(PROBE_SLOWLY.0, PROBE_SLOWLY.1);
     let mut halted: Option<&'static str> = None;
     loop {
         let before = status.progress();
@@ -56,6 +59,7 @@ pub async fn run(
         if status.progress() != before {
             backoff.reset();
             probe.reset();
+            slowly.reset();
             if let Some(code) = halted.take() {
                 metric::halted(&options.flow, code, false);
             }
@@ -71,6 +75,16 @@ pub async fn run(
                 status.set_state(ApplierState::Retrying { reason });
                 backoff.next()
             }
+            Trouble::Disturbed { reason, sqlstate } => {
+                tracing::error!(
+                    flow = %options.flow, error = %reason, sqlstate,
+                    "somebody ends our work on the target; retrying"
+                );
+                status.count_retry(&options.flow);
+                metric::disturbed(&options.flow, &sqlstate);
+                status.set_state(ApplierState::Retrying { reason });
+                backoff.next()
+            }
             Trouble::Halted { halt, cure } => {
                 announce(&options, &status, &halt, cure);
                 halted = Some(halt.code.as_str());
@@ -80,6 +94,7 @@ pub async fn run(
                 }
                 match cure {
                     Cure::Probe => probe.next(),
+                    Cure::ProbeSlowly => slowly.next(),
                     Cure::Operator => {
                         cancel.cancelled().await;
                         continue;
@@ -136,7 +151,11 @@ async fn attempt(
 }
 
 fn announce(options: &ApplierOptions, status: &ApplierStatus, halt: &Halt, cure: Cure) {
-    let probing = cure == Cure::Probe && options.halt == HaltPolicy::Stay;
+    let probes = match cure {
+        Cure::Probe | Cure::ProbeSlowly => true,
+        Cure::Operator => false,
+    };
+    let probing = probes && options.halt == HaltPolicy::Stay;
     let known = matches!(
         status.snapshot().last_error,
         Some(error) if error == halt.to_string()

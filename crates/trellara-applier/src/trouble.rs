@@ -3,9 +3,10 @@
 
 use trellara_envelope::{Halt, HaltCode};
 use trellara_jetstream::{BrokerError, BrokerErrorKind};
-use trellara_postgres::sqlstate::ErrorClass;
+use trellara_postgres::sqlstate::{self, ErrorClass};
 use trellara_postgres::{ConnectError, ConnectErrorKind, Fault, fault};
 
+use crate::disposition::{self, Disposition};
 use crate::execute::{ApplyError, ApplyErrorKind};
 use crate::ledger::LedgerError;
 use crate::schema::SchemaError;
@@ -15,6 +16,13 @@ use crate::schema::SchemaError;
 pub(crate) enum Trouble {
     /// Passes by itself: everything is taken up anew after a back-off, for ever (A5).
     Passing(String),
+    /// The same, but somebody does it to us: named under an alarm.
+    Disturbed {
+        /// What happened, and what that code means.
+        reason: String,
+        /// Five characters.
+        sqlstate: String,
+    },
     /// Stopped for cause.
     Halted {
         /// Code, reason, hint.
@@ -29,8 +37,10 @@ pub(crate) enum Trouble {
 /// Who can end a halt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Cure {
-    /// A change of rights, tables, settings or disk: tried again by itself.
+    /// A change of rights, tables or settings: tried again by itself.
     Probe,
+    /// Room on a disk, or another primary: tried again by itself, every 5 to 30 seconds.
+    ProbeSlowly,
     /// Only an operator.
     Operator,
 }
@@ -38,6 +48,26 @@ pub(crate) enum Cure {
 impl Trouble {
     pub(crate) fn passing(reason: impl Into<String>) -> Self {
         Trouble::Passing(reason.into())
+    }
+
+    /// Somebody ended our work on the target.
+    pub(crate) fn disturbed(reason: impl Into<String>, sqlstate: &str) -> Self {
+        Trouble::Disturbed {
+            reason: format!("{}: {}", reason.into(), sqlstate::describe(sqlstate)),
+            sqlstate: sqlstate.to_owned(),
+        }
+    }
+
+    /// The target takes no writes.
+    fn cannot_write(reason: String) -> Self {
+        Trouble::Halted {
+            halt: Halt::new(
+                HaltCode::Config,
+                reason,
+                "the target takes no writes: look at its disk and at default_transaction_read_only",
+            ),
+            cure: Cure::ProbeSlowly,
+        }
     }
 
     pub(crate) fn operator(halt: Halt) -> Self {
@@ -91,42 +121,35 @@ impl From<tokio_postgres::Error> for Trouble {
 impl From<Fault> for Trouble {
     fn from(fault: Fault) -> Self {
         let reason = format!("the target: {} [{}]", fault.message, fault.sqlstate);
-        match fault.class {
-            ErrorClass::Passing | ErrorClass::Suspicious => Trouble::passing(reason),
-            // A trigger or a pooler threw our prepared statements away; the next session has its
-            // own. The same for what was sent behind the statement that failed.
-            _ if matches!(fault.sqlstate.as_str(), "26000" | "25P02") => Trouble::passing(reason),
-            // Another applier's row was first: connect again and read the verdict anew.
-            ErrorClass::NotMyPredecessor => {
+        let (code, hint) = match fault.class {
+            ErrorClass::Configuration if fault.sqlstate == "42501" => (
+                HaltCode::Rights,
+                "run the statements of trellara setup --print-sql on the target",
+            ),
+            ErrorClass::Configuration => {
+                (HaltCode::Config, "run trellara setup against this target")
+            }
+            ErrorClass::DataFault => (
+                HaltCode::State,
+                "our own tables refused our own row: was the schema trellara changed by hand?",
+            ),
+            ErrorClass::Passing
+            | ErrorClass::Suspicious
+            | ErrorClass::TargetCannotWrite
+            | ErrorClass::NotMyPredecessor
+            | ErrorClass::Unknown => (HaltCode::State, "the target's own log says more"),
+        };
+        match disposition::of_statement(&fault) {
+            Disposition::Retry => Trouble::passing(reason),
+            Disposition::RetryNamed => Trouble::disturbed(reason, &fault.sqlstate),
+            Disposition::AskLedger => {
                 Trouble::passing("another applier's row was first on this lane")
             }
-            ErrorClass::TargetCannotWrite => Trouble::probe(Halt::new(
-                HaltCode::Config,
-                reason,
-                "the target takes no writes: look at its disk and at default_transaction_read_only",
-            )),
-            ErrorClass::Configuration if fault.sqlstate == "42501" => Trouble::probe(Halt::new(
-                HaltCode::Rights,
-                reason,
-                "run the statements of trellara setup --print-sql on the target",
-            )),
-            ErrorClass::Configuration => Trouble::probe(Halt::new(
-                HaltCode::Config,
-                reason,
-                "run trellara setup against this target",
-            )),
-            // Nothing in our statement is to blame, as far as anybody knows: an index damaged or
-            // a table replaced under it. Somebody may mend that without telling us.
-            ErrorClass::Unknown => Trouble::probe(Halt::new(
-                HaltCode::State,
-                reason,
-                "the target's own log says more",
-            )),
-            ErrorClass::DataFault => Trouble::operator(Halt::new(
-                HaltCode::State,
-                reason,
-                "our own tables refused our own row: was the schema trellara changed by hand?",
-            )),
+            Disposition::Probe => Trouble::cannot_write(reason),
+            Disposition::HaltAndProbe => Trouble::probe(Halt::new(code, reason, hint)),
+            Disposition::Quarantine | Disposition::Stop | Disposition::Operator => {
+                Trouble::operator(Halt::new(code, reason, hint))
+            }
         }
     }
 }
@@ -181,25 +204,26 @@ impl From<BrokerError> for Trouble {
     }
 }
 
-/// What follows from a change that the target did not take, when it failed alone.
+/// What follows from a change that the target did not take, when it failed alone and is not set
+/// aside.
 pub(crate) fn of_apply(error: &ApplyError, transaction: &str) -> Trouble {
     let reason = format!("transaction {transaction}: {error}");
-    match error.kind {
-        ApplyErrorKind::Passing => match error.sqlstate.as_str() {
-            "25006" | "53100" | "58030" => Trouble::probe(Halt::new(
-                HaltCode::Config,
-                reason,
-                "the target takes no writes: look at its disk and at default_transaction_read_only",
-            )),
-            _ => Trouble::passing(reason),
-        },
-        ApplyErrorKind::Schema => Trouble::probe(Halt::new(HaltCode::Schema, reason, &error.hint)),
-        ApplyErrorKind::Rights => Trouble::probe(Halt::new(HaltCode::Rights, reason, &error.hint)),
-        ApplyErrorKind::Data | ApplyErrorKind::Count | ApplyErrorKind::Unknown => {
-            Trouble::operator(Halt::new(HaltCode::ApplyFailed, reason, &error.hint))
-        }
-        ApplyErrorKind::Corrupt => {
-            Trouble::operator(Halt::new(HaltCode::Corrupt, reason, &error.hint))
+    let code = match error.kind {
+        ApplyErrorKind::Schema => HaltCode::Schema,
+        ApplyErrorKind::Rights => HaltCode::Rights,
+        ApplyErrorKind::Corrupt => HaltCode::Corrupt,
+        ApplyErrorKind::Passing
+        | ApplyErrorKind::Data
+        | ApplyErrorKind::Count
+        | ApplyErrorKind::Unknown => HaltCode::ApplyFailed,
+    };
+    match disposition::of_change(error.kind, &error.sqlstate) {
+        Disposition::Retry | Disposition::AskLedger => Trouble::passing(reason),
+        Disposition::RetryNamed => Trouble::disturbed(reason, &error.sqlstate),
+        Disposition::Probe => Trouble::cannot_write(reason),
+        Disposition::HaltAndProbe => Trouble::probe(Halt::new(code, reason, &error.hint)),
+        Disposition::Quarantine | Disposition::Stop | Disposition::Operator => {
+            Trouble::operator(Halt::new(code, reason, &error.hint))
         }
     }
 }
@@ -221,7 +245,7 @@ mod tests {
         };
         match Trouble::from(fault) {
             Trouble::Halted { cure, .. } => Some(cure),
-            Trouble::Passing(_) | Trouble::Cancelled => None,
+            Trouble::Passing(_) | Trouble::Disturbed { .. } | Trouble::Cancelled => None,
         }
     }
 
@@ -232,6 +256,9 @@ mod tests {
         }
         for probed in ["XX000", "XX001", "XX002", "58P01", "54001", "42501"] {
             assert_eq!(cure(probed), Some(Cure::Probe), "{probed}");
+        }
+        for full in ["25006", "53100", "58030"] {
+            assert_eq!(cure(full), Some(Cure::ProbeSlowly), "{full}");
         }
         assert_eq!(cure("23514"), Some(Cure::Operator));
     }

@@ -7,10 +7,12 @@ use std::time::{Duration, Instant};
 use trellara_envelope::StreamSequence;
 
 use super::Attempt;
+use super::isolate::{Failed, Isolation};
 use crate::apply::{self, Committed, Failure, Source};
 use crate::batch::{Batch, Unit};
 use crate::checkpoint::Checkpoint;
 use crate::chunks::Large;
+use crate::disposition;
 use crate::report::Reporter;
 use crate::status::Work;
 use crate::trouble::Trouble;
@@ -40,46 +42,86 @@ impl Attempt<'_> {
         let every = self.options.report_interval;
         match reporting(committing, &self.reporter, &self.durable, every).await {
             Ok(committed) => self.committed(committed).await,
-            Err(Failure::Change(error))
-                if apply::blames_a_transaction(&error) && !self.batch.units().is_empty() =>
-            {
-                tracing::warn!(
-                    %error, transactions = self.batch.units().len(),
-                    "a batch failed; trying its transactions one by one"
-                );
-                self.one_by_one(false).await
-            }
-            Err(failure)
-                if self.batch.units().len() > 1
-                    && apply::may_be_the_batch(&failure)
-                    && !self.target.session.client.is_closed() =>
-            {
+            Err(failure) if self.can_be_isolated(&failure) => {
                 tracing::warn!(
                     error = %failure, transactions = self.batch.units().len(),
-                    "a batch did not go through; trying its transactions one by one"
+                    "a batch failed; finding out which of its transactions is to blame"
                 );
-                self.one_by_one(true).await
+                self.isolate(&failure).await
             }
             Err(failure) => Err(apply::blame(failure, &"of a batch")),
         }
     }
 
-    /// Repeats a failed batch in order, each transaction alone and at last row by row, so that the
-    /// one that fails at the head is named and everything before it is in (C36).
-    async fn one_by_one(&mut self, set_wise: bool) -> Result<(), Trouble> {
-        for unit in self.batch.units().to_vec() {
-            let committed = match self.commit_alone(&unit, set_wise).await {
-                Err(Failure::Change(error)) if set_wise && apply::blames_a_transaction(&error) => {
-                    self.commit_alone(&unit, false).await
+    fn can_be_isolated(&self, failure: &Failure) -> bool {
+        let Some(disposition) = failure.disposition() else {
+            return false;
+        };
+        let units = self.batch.units().len();
+        let in_parts = units > 1
+            && disposition::may_be_the_batch(disposition)
+            && !self.target.session.client.is_closed();
+        in_parts || (units > 0 && disposition::blames_a_transaction(disposition))
+    }
+
+    /// Repeats a failed batch in order and in parts, so that the transaction to blame fails alone,
+    /// row by row, with everything before it in (C36).
+    async fn isolate(&mut self, failure: &Failure) -> Result<(), Trouble> {
+        let units = self.batch.units().to_vec();
+        let mut isolation = Isolation::of(units.len(), failure.transaction());
+        while let Some(window) = isolation.next() {
+            let part = &units[window.units.clone()];
+            let Some(last) = part.last() else { break };
+            let failure = match self.commit_part(part, last, window.set_wise).await {
+                Ok(committed) => {
+                    self.went_in(&committed);
+                    isolation.committed();
+                    continue;
                 }
-                committed => committed,
+                Err(failure) => failure,
             };
-            let committed = committed.map_err(|failure| apply::blame(failure, &unit.identity))?;
-            self.durable = committed.checkpoint.clone();
-            self.count(&committed);
-            self.show();
-            self.status.moved();
+            let blames = failure.disposition().map(disposition::blames_a_transaction);
+            let passes = part.len() > 1 && !self.target.session.client.is_closed();
+            let named = failure
+                .transaction()
+                .map(|named| window.units.start + named);
+            match blames {
+                Some(true) => match isolation.failed(named) {
+                    Failed::TryOn => {}
+                    Failed::Verdict => return Err(apply::blame(failure, &last.identity)),
+                },
+                Some(false) if passes => {
+                    isolation.failed(None);
+                }
+                Some(false) | None => return Err(apply::blame(failure, &last.identity)),
+            }
         }
+        self.stand_behind_batch().await
+    }
+
+    async fn commit_part(
+        &mut self,
+        part: &[Unit],
+        last: &Unit,
+        set_wise: bool,
+    ) -> Result<Committed, Failure> {
+        let client = &self.target.session.client;
+        let (from, to) = (&self.durable, &last.after);
+        let committing = self.writer.commit(client, from, part, to, set_wise);
+        let every = self.options.report_interval;
+        reporting(committing, &self.reporter, from, every).await
+    }
+
+    /// A part of the batch is in.
+    fn went_in(&mut self, committed: &Committed) {
+        self.durable = committed.checkpoint.clone();
+        self.count(committed);
+        self.show();
+        self.status.moved();
+    }
+
+    /// Every transaction of the batch is in; behind the last one there may be progress.
+    async fn stand_behind_batch(&mut self) -> Result<(), Trouble> {
         let (to, keep_from) = (self.batch.to().clone(), self.batch.keep_from());
         let last = Checkpoint {
             ordinal: self.durable.ordinal,
@@ -97,25 +139,13 @@ impl Attempt<'_> {
         self.committed(committed).await
     }
 
-    async fn commit_alone(&mut self, unit: &Unit, set_wise: bool) -> Result<Committed, Failure> {
-        let committing = self.writer.commit(
-            &self.target.session.client,
-            &self.durable,
-            std::slice::from_ref(unit),
-            &unit.after,
-            set_wise,
-        );
-        let every = self.options.report_interval;
-        reporting(committing, &self.reporter, &self.durable, every).await
-    }
-
     pub(super) async fn apply_large(&mut self, large: Large<'_>) -> Result<(), Trouble> {
         let identity = large.manifest.identity();
         self.status.begin(Work::Large(identity));
         let committed = match self.commit_large(large, true).await {
-            Err(Failure::Change(error)) if apply::blames_a_transaction(&error) => {
+            Err(failure) if failure.blames_a_transaction() => {
                 tracing::warn!(
-                    %error, transaction = %identity,
+                    error = %failure, transaction = %identity,
                     "a large transaction failed; trying it row by row"
                 );
                 self.commit_large(large, false).await

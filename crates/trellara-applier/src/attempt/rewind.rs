@@ -141,7 +141,7 @@ impl Attempt<'_> {
             return;
         };
         let reason = match trouble {
-            Trouble::Passing(reason) => reason.clone(),
+            Trouble::Passing(reason) | Trouble::Disturbed { reason, .. } => reason.clone(),
             Trouble::Halted { halt, .. } => halt.to_string(),
             Trouble::Cancelled => "the applier was stopped".to_owned(),
         };

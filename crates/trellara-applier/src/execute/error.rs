@@ -3,8 +3,9 @@
 use std::fmt;
 use std::ops::Deref;
 
-use trellara_postgres::sqlstate::ErrorClass;
 use trellara_postgres::{Fault, fault};
+
+use crate::disposition::kind;
 
 /// What the caller does about an [`ApplyError`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -59,6 +60,23 @@ pub struct ApplyErrorDetails {
     pub message: String,
     /// What to check or to run next; often a statement. Empty when there is nothing to say.
     pub hint: String,
+    /// PostgreSQL's DETAIL.
+    pub(crate) detail: Detail,
+}
+
+/// What the server said in detail: often the values of the row. It goes into quarantine, which is
+/// as well guarded as the tables themselves; nothing prints it.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub(crate) struct Detail(pub(crate) String);
+
+impl fmt::Debug for Detail {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_empty() {
+            "none"
+        } else {
+            "(hidden)"
+        })
+    }
 }
 
 impl fmt::Display for ApplyError {
@@ -105,6 +123,7 @@ impl ApplyError {
             object: None,
             message: message.into(),
             hint: String::new(),
+            detail: Detail::default(),
         }))
     }
 
@@ -143,9 +162,19 @@ impl ApplyError {
         let kind = kind(&fault);
         let object = fault.constraint.clone().or_else(|| fault.column.clone());
         let hint = hint(kind, &fault.sqlstate);
-        Self::new(kind, without_values(&fault))
+        let mut refused = Self::new(kind, without_values(&fault))
             .hint(hint)
-            .refused(&fault.sqlstate, object)
+            .refused(&fault.sqlstate, object);
+        refused.0.detail = Detail(detail(error));
+        refused
+    }
+
+    /// The same of a COMMIT, which no single change is behind: the table is the one that the server
+    /// names.
+    pub(crate) fn of_commit(error: &tokio_postgres::Error) -> Self {
+        let fault = fault(error);
+        let (schema, table) = (fault.schema.as_deref(), fault.table.as_deref());
+        Self::from_server(error).on(schema.unwrap_or_default(), table.unwrap_or_default())
     }
 }
 
@@ -154,33 +183,6 @@ impl ApplyError {
 pub(crate) struct Place {
     pub(crate) transaction: u64,
     pub(crate) change: u64,
-}
-
-fn kind(fault: &Fault) -> ApplyErrorKind {
-    match fault.sqlstate.as_str() {
-        // Our prepared statement is gone or stale: a clean repetition prepares it again (B120).
-        "26000" | "0A000" if fault.message.contains("cached plan") => {
-            return ApplyErrorKind::Passing;
-        }
-        "26000" | "25P02" => return ApplyErrorKind::Passing,
-        // A table in use by our own session: checks outstanding on it, or a trigger's statement.
-        // Of the same transaction it will be so again.
-        "55006" => return ApplyErrorKind::Data,
-        "42501" => return ApplyErrorKind::Rights,
-        // A bound statement or trigger function can fail this way without any fault of a table.
-        code if code.starts_with("42") || code == "3F000" || code == "428C9" => {
-            return ApplyErrorKind::Schema;
-        }
-        _ => {}
-    }
-    match fault.class {
-        ErrorClass::Passing | ErrorClass::Suspicious | ErrorClass::TargetCannotWrite => {
-            ApplyErrorKind::Passing
-        }
-        ErrorClass::Configuration => ApplyErrorKind::Schema,
-        ErrorClass::DataFault | ErrorClass::NotMyPredecessor => ApplyErrorKind::Data,
-        ErrorClass::Unknown => ApplyErrorKind::Unknown,
-    }
 }
 
 fn hint(kind: ApplyErrorKind, sqlstate: &str) -> &'static str {
@@ -197,12 +199,22 @@ fn hint(kind: ApplyErrorKind, sqlstate: &str) -> &'static str {
             "give the target's own NOT NULL column a default, or drop the constraint"
         }
         (ApplyErrorKind::Data, _) => {
-            "compare the column types, enum labels, partitions and constraints of both tables, then \
-             restart the applier"
+            "compare the column types, enum labels, partitions and constraints of both tables"
         }
         (ApplyErrorKind::Schema, _) => "compare the table's definition with the source's",
         _ => "",
     }
+}
+
+/// DETAIL, and behind it the message where that was kept out of [`ApplyErrorDetails::message`].
+fn detail(error: &tokio_postgres::Error) -> String {
+    let Some(db) = error.as_db_error() else {
+        return String::new();
+    };
+    let said = Fault::from(db).message != db.message();
+    let parts = [said.then(|| db.message()), db.detail(), db.where_()];
+    let parts: Vec<&str> = parts.into_iter().flatten().collect();
+    parts.join("\n")
 }
 
 /// Messages of class 22 quote the value they refuse, and functions raise what they like.
@@ -256,25 +268,5 @@ mod tests {
             "duplicate key value violates unique constraint \"k\"",
         );
         assert!(without_values(&named).contains("\"k\""));
-    }
-
-    #[test]
-    fn b114_passing_faults_are_never_the_rows() {
-        for code in [
-            "40P01", "55P03", "53300", "53100", "57P01", "25006", "40001", "57014", "",
-        ] {
-            if code.is_empty() {
-                continue;
-            }
-            assert_eq!(kind(&fault(code, "x")), ApplyErrorKind::Passing, "{code}");
-        }
-        assert_eq!(kind(&fault("26000", "x")), ApplyErrorKind::Passing);
-        assert_eq!(
-            kind(&fault("0A000", "cached plan must not change result type")),
-            ApplyErrorKind::Passing
-        );
-        assert_eq!(kind(&fault("42703", "x")), ApplyErrorKind::Schema);
-        assert_eq!(kind(&fault("23505", "x")), ApplyErrorKind::Data);
-        assert_eq!(kind(&fault("42501", "x")), ApplyErrorKind::Rights);
     }
 }

@@ -19,7 +19,8 @@ const COLUMNS: &str = "h.id, h.hash, h.source_system, h.source_timeline, h.commi
     h.stream, h.stream_created, h.after_lsn, h.after_sequence, h.after_incarnation, \
     h.after_ordinal, h.after_digest, h.frames, h.bytes, h.changes, h.keys, h.sqlstate, h.message, \
     h.detail, h.hint, h.schema_name, h.table_name, h.object, h.failed_change, h.attempts, \
-    h.held_at, h.closed_at, h.overtaken_by, h.overtaken_lsn, h.after_timeline";
+    h.held_at, h.closed_at, h.overtaken_by, h.overtaken_lsn, h.after_timeline, \
+    h.before_ordinal";
 
 /// Which of a lane's held transactions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,6 +114,7 @@ fn read(row: &Row) -> Result<Held, Halt> {
                     .ok_or_else(|| unknown("after_digest"))?,
             },
         },
+        before: LedgerOrdinal(row.get(38)),
         frames: unsigned(20),
         bytes: unsigned(21),
         changes: unsigned(22),

@@ -44,6 +44,9 @@ CREATE TABLE IF NOT EXISTS trellara.held (
     stream_sequence  bigint      NOT NULL CHECK (stream_sequence > 0),
     incarnation      bigint      NOT NULL CHECK (incarnation >= 0),
     frame_digest     bytea       NOT NULL CHECK (length(frame_digest) = 16),
+    -- The newest ordinal of the ledger when it was refused the last time: as long as the lane stands
+    -- there, this is the next one. 0 once the lane has moved past it.
+    before_ordinal   bigint      NOT NULL DEFAULT 0 CHECK (before_ordinal >= 0),
     -- Where the lane stands behind it: position of the source, last frame wholly done with.
     after_lsn        pg_lsn      NOT NULL,
     after_timeline   bigint      NOT NULL,
