@@ -199,7 +199,7 @@ impl<'a> Attempt<'a> {
 
     /// Applies until something goes wrong or a shutdown is asked for.
     pub(crate) async fn work(&mut self) -> Result<Infallible, Trouble> {
-        let Err(trouble) = self.work_on().await;
+        let Err(trouble) = Box::pin(self.work_on()).await;
         self.dedup.forget(self.options, self.status);
         self.forget_fence();
         self.rewind_failed(&trouble).await;

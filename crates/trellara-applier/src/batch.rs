@@ -1,10 +1,12 @@
 //! Frames that were accepted and wait to be committed together.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use trellara_envelope::{
-    Body, BundleEntry, Lsn, StreamSequence, TransactionHash, TransactionIdentity,
+    Body, BundleEntry, FrameDigest, Header, Lsn, StreamSequence, TransactionHash,
+    TransactionIdentity,
 };
 
 use crate::checkpoint::{Checkpoint, StreamIdentity, Transport};
@@ -45,9 +47,21 @@ impl Claim {
     }
 }
 
+/// The frame that transactions came in.
+#[derive(Debug)]
+#[allow(dead_code, reason = "read when a transaction is set aside")]
+pub(crate) struct Origin {
+    pub(crate) header: Header,
+    pub(crate) sequence: StreamSequence,
+    pub(crate) digest: FrameDigest,
+}
+
 /// One whole transaction of a bundle.
 #[derive(Debug, Clone)]
 pub(crate) struct Unit {
+    pub(crate) origin: Arc<Origin>,
+    #[allow(dead_code, reason = "read when a transaction is set aside")]
+    pub(crate) entry: BundleEntry,
     pub(crate) identity: TransactionIdentity,
     pub(crate) hash: TransactionHash,
     pub(crate) end_lsn: Lsn,
@@ -195,6 +209,11 @@ impl Batch {
             return;
         };
         let payload = &delivered.frame.payload;
+        let origin = Arc::new(Origin {
+            header: header.clone(),
+            sequence: delivered.sequence,
+            digest: delivered.digest,
+        });
         let mut at: usize = entries[..range.start].iter().map(length).sum();
         for (index, entry) in entries[range].iter().enumerate() {
             let earlier = payload.slice(..at);
@@ -206,6 +225,8 @@ impl Batch {
             self.to.transaction_end_lsn = entry.end_lsn;
             let identity = entry.identity();
             self.transactions.push(Unit {
+                origin: Arc::clone(&origin),
+                entry: *entry,
                 identity,
                 hash: identity.hash(),
                 end_lsn: entry.end_lsn,

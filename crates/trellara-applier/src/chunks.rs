@@ -2,13 +2,15 @@
 
 use std::future::Future;
 
+use bytes::Bytes;
 use trellara_envelope::{
-    Abort, AbortedSet, Body, Chunk, Frame, Halt, HaltCode, Incarnation, Manifest, RunningDigest,
-    StreamSequence,
+    Abort, AbortedRange, AbortedSet, Body, Chunk, Frame, FrameDigest, Halt, HaltCode, Incarnation,
+    Manifest, RunningDigest, StreamSequence, Xid,
 };
 use trellara_jetstream::read::{StoredFrameBytes, SubjectReader};
 
 use crate::apply::Source;
+use crate::machine::Delivered;
 use crate::position;
 use crate::trouble::Trouble;
 
@@ -23,49 +25,122 @@ pub(crate) struct Large<'a> {
 /// Ranges gathered before they are merged for the first time.
 const UNMERGED: usize = 1 << 20;
 
-/// Reads the abort frames backwards from the last one, and checks them against the manifest. Their
-/// ranges come in falling order: they are gathered and sorted, not inserted.
-pub(crate) async fn aborted(source: &Source<'_>, large: Large<'_>) -> Result<AbortedSet, Trouble> {
-    let manifest = large.manifest;
-    let mut ranges = Vec::new();
-    let mut merge_at = UNMERGED;
-    let mut at = manifest.last_abort;
-    for number in (0..manifest.aborts).rev() {
-        let Some(sequence) = at else {
+/// What was rolled back of one transaction, gathered from its abort frames in any order: sorted now
+/// and then, not inserted one by one.
+pub(crate) struct Gathering {
+    ranges: Vec<AbortedRange>,
+    merge_at: usize,
+}
+
+impl Gathering {
+    pub(crate) fn new() -> Self {
+        Self {
+            ranges: Vec::new(),
+            merge_at: UNMERGED,
+        }
+    }
+
+    pub(crate) fn add(&mut self, ranges: Vec<AbortedRange>) {
+        self.ranges.extend(ranges);
+        if self.ranges.len() >= self.merge_at {
+            let merged = AbortedSet::from_ranges(std::mem::take(&mut self.ranges));
+            self.ranges = merged.ranges().to_vec();
+            self.merge_at = UNMERGED.max(self.ranges.len() * 2);
+        }
+    }
+
+    /// The set; `None` when it is not the one that the manifest names.
+    pub(crate) fn finish(self, manifest: &Manifest) -> Option<AbortedSet> {
+        let aborted = AbortedSet::from_ranges(self.ranges);
+        (aborted.digest() == manifest.aborts_digest).then_some(aborted)
+    }
+}
+
+/// Walks over the abort frames backwards from the last one.
+pub(crate) struct AbortWalk<'a> {
+    source: &'a Source<'a>,
+    large: Large<'a>,
+    left: u64,
+    at: Option<StreamSequence>,
+}
+
+/// An abort frame of the transaction.
+pub(crate) struct AbortFrame {
+    pub(crate) number: u64,
+    pub(crate) sequence: StreamSequence,
+    pub(crate) digest: FrameDigest,
+    /// As the stream holds it.
+    pub(crate) bytes: Bytes,
+    pub(crate) ranges: Vec<AbortedRange>,
+}
+
+impl<'a> AbortWalk<'a> {
+    pub(crate) fn new(source: &'a Source<'a>, large: Large<'a>) -> Self {
+        Self {
+            source,
+            large,
+            left: large.manifest.aborts,
+            at: large.manifest.last_abort,
+        }
+    }
+
+    pub(crate) async fn next(&mut self) -> Result<Option<AbortFrame>, Trouble> {
+        let (source, large) = (self.source, self.large);
+        let Some(number) = self.left.checked_sub(1) else {
+            let closed = self.at.is_none();
+            return match closed {
+                true => Ok(None),
+                false => Err(other_aborts(large).into()),
+            };
+        };
+        let Some(sequence) = self.at else {
             return Err(absent(large, &format!("abort frame {number}")).into());
         };
         let Some(stored) = source.reader.get(sequence).await? else {
             return Err(absent(large, &format!("abort frame {number}")).into());
         };
-        let opened =
-            position::open(source.reader, source.options, sequence, stored.payload).await?;
+        let (opened, bytes) =
+            position::open_stored(source.reader, source.options, sequence, stored.payload).await?;
         source.status.moved();
-        let abort = match opened.frame {
-            Frame {
-                body: Body::Abort(abort),
-                header,
-                ..
-            } if is_part(&abort, header.incarnation, number, large) => abort,
-            _ => {
-                return Err(damaged(
-                    large,
-                    &format!("sequence {sequence} is not its abort frame {number}"),
-                )
-                .into());
-            }
+        let digest = opened.digest;
+        let Some(abort) = abort_of(opened.frame, number, large) else {
+            let what = format!("sequence {sequence} is not its abort frame {number}");
+            return Err(damaged(large, &what).into());
         };
-        ranges.extend(abort.ranges);
-        if ranges.len() >= merge_at {
-            ranges = AbortedSet::from_ranges(ranges).ranges().to_vec();
-            merge_at = UNMERGED.max(ranges.len() * 2);
-        }
-        at = abort.earlier;
+        self.left = number;
+        self.at = abort.earlier;
+        Ok(Some(AbortFrame {
+            number,
+            sequence,
+            digest,
+            bytes,
+            ranges: abort.ranges,
+        }))
     }
-    let aborted = AbortedSet::from_ranges(ranges);
-    if at.is_some() || aborted.digest() != manifest.aborts_digest {
-        return Err(damaged(large, "its abort frames do not have the manifest's digest").into());
+}
+
+/// Reads the abort frames and checks them against the manifest.
+pub(crate) async fn aborted(source: &Source<'_>, large: Large<'_>) -> Result<AbortedSet, Trouble> {
+    let mut gathering = Gathering::new();
+    let mut walk = AbortWalk::new(source, large);
+    while let Some(abort) = walk.next().await? {
+        gathering.add(abort.ranges);
     }
-    Ok(aborted)
+    let aborted = gathering.finish(large.manifest);
+    Ok(aborted.ok_or_else(|| other_aborts(large))?)
+}
+
+pub(crate) fn other_aborts(large: Large<'_>) -> Halt {
+    damaged(large, "its abort frames do not have the manifest's digest")
+}
+
+/// The frame as the abort frame of that number, if it is it.
+pub(crate) fn abort_of(frame: Frame, number: u64, large: Large<'_>) -> Option<Abort> {
+    let incarnation = frame.header.incarnation;
+    match frame.body {
+        Body::Abort(abort) if is_part(&abort, incarnation, number, large) => Some(abort),
+        _ => None,
+    }
 }
 
 fn is_part(abort: &Abort, incarnation: Incarnation, number: u64, large: Large<'_>) -> bool {
@@ -75,13 +150,117 @@ fn is_part(abort: &Abort, incarnation: Incarnation, number: u64, large: Large<'_
         && !abort.whole
 }
 
+/// What chunks must be, one after another; pure.
+pub(crate) struct ChunkCheck {
+    xid: Xid,
+    incarnation: Incarnation,
+    digest: RunningDigest,
+    next: u64,
+}
+
+/// What is wrong with a chunk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum BadChunk {
+    /// It is not what belongs here.
+    Damaged(String),
+    /// The one that belongs here is not there.
+    Absent(String),
+}
+
+impl ChunkCheck {
+    pub(crate) fn new(large: Large<'_>) -> Self {
+        Self {
+            xid: large.manifest.xid,
+            incarnation: large.incarnation,
+            digest: RunningDigest::new(),
+            next: 0,
+        }
+    }
+
+    /// Chunks taken so far.
+    pub(crate) fn taken(&self) -> u64 {
+        self.next
+    }
+
+    /// The next piece of the transaction's bytes; `None` for a frame of the transaction that is
+    /// no chunk.
+    pub(crate) fn take(&mut self, opened: Delivered) -> Result<Option<Bytes>, BadChunk> {
+        let running = match &opened.frame.body {
+            Body::Chunk(chunk) => *self.expect(chunk, opened.frame.header.incarnation)?,
+            // Read already, before the first chunk.
+            Body::Abort(_) => return Ok(None),
+            Body::Genesis(_)
+            | Body::Marker(_)
+            | Body::Heartbeat(_)
+            | Body::Bundle(_)
+            | Body::Manifest(_) => {
+                let what = format!("sequence {} is not a chunk", opened.sequence);
+                return Err(BadChunk::Damaged(what));
+            }
+        };
+        let piece = opened.frame.payload;
+        self.digest.update(&piece);
+        if self.digest.current() != running {
+            let what = format!("chunk {} does not have its running digest", self.next);
+            return Err(BadChunk::Damaged(what));
+        }
+        self.next += 1;
+        Ok(Some(piece))
+    }
+
+    fn expect<'c>(
+        &self,
+        chunk: &'c Chunk,
+        incarnation: Incarnation,
+    ) -> Result<&'c FrameDigest, BadChunk> {
+        if chunk.xid != self.xid || incarnation != self.incarnation {
+            let what = "a chunk of another transaction is among its own".to_owned();
+            return Err(BadChunk::Damaged(what));
+        }
+        if chunk.number > self.next {
+            return Err(BadChunk::Absent(format!("chunk {}", self.next)));
+        }
+        if chunk.number < self.next {
+            let what = format!("chunk {} comes twice", chunk.number);
+            return Err(BadChunk::Damaged(what));
+        }
+        Ok(&chunk.running)
+    }
+
+    /// The final check before anything may be committed: count, bytes and digest of what was
+    /// handed out are the manifest's.
+    pub(crate) fn finish(self, manifest: &Manifest) -> Result<(), BadChunk> {
+        if self.next == manifest.chunks
+            && self.digest.bytes() == manifest.bytes
+            && self.digest.current() == manifest.running
+        {
+            return Ok(());
+        }
+        Err(BadChunk::Damaged(format!(
+            "its chunks hold {} bytes with digest {}, the manifest says {} with {}",
+            self.digest.bytes(),
+            self.digest.current(),
+            manifest.bytes,
+            manifest.running
+        )))
+    }
+}
+
 /// Reads the chunks from first to last, each checked before it is handed out.
 pub(crate) struct ChunkStream<'a> {
     large: Large<'a>,
     source: &'a Source<'a>,
     subject: SubjectReader,
-    digest: RunningDigest,
-    next: u64,
+    check: ChunkCheck,
+}
+
+/// A chunk as the stream holds it, checked.
+pub(crate) struct StoredChunk {
+    pub(crate) sequence: StreamSequence,
+    pub(crate) digest: FrameDigest,
+    pub(crate) bytes: Bytes,
+    /// Its piece of the transaction's bytes.
+    pub(crate) piece: Bytes,
 }
 
 impl<'a> ChunkStream<'a> {
@@ -98,97 +277,61 @@ impl<'a> ChunkStream<'a> {
             large,
             source,
             subject,
-            digest: RunningDigest::new(),
-            next: 0,
+            check: ChunkCheck::new(large),
         })
     }
 
     /// The next piece of the transaction's bytes; `None` behind the last chunk that the manifest
     /// counts. Reading stops there: what a later chunk with the same number might say is of no
     /// interest.
-    pub(crate) async fn next(&mut self) -> Result<Option<bytes::Bytes>, Trouble> {
-        while self.next < self.large.manifest.chunks {
+    pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, Trouble> {
+        Ok(self.next_stored().await?.map(|chunk| chunk.piece))
+    }
+
+    /// The same with the frame that holds it.
+    pub(crate) async fn next_stored(&mut self) -> Result<Option<StoredChunk>, Trouble> {
+        while self.check.taken() < self.large.manifest.chunks {
             let next = bounded(self.source, self.large, self.subject.next());
             let Some(stored) = next.await?? else {
-                return Err(absent(self.large, &format!("chunk {}", self.next)).into());
+                let what = format!("chunk {}", self.check.taken());
+                return Err(absent(self.large, &what).into());
             };
             self.source.status.moved();
-            if let Some(piece) = self.check(stored).await? {
-                return Ok(Some(piece));
+            if let Some(chunk) = self.check(stored).await? {
+                return Ok(Some(chunk));
             }
         }
         Ok(None)
     }
 
-    async fn check(&mut self, stored: StoredFrameBytes) -> Result<Option<bytes::Bytes>, Trouble> {
+    async fn check(&mut self, stored: StoredFrameBytes) -> Result<Option<StoredChunk>, Trouble> {
         let Source {
             reader, options, ..
         } = self.source;
-        let opening = position::open(reader, options, stored.sequence, stored.payload);
-        let opened = bounded(self.source, self.large, opening).await??;
-        let chunk = match &opened.frame.body {
-            Body::Chunk(chunk) => *self.expect(chunk, opened.frame.header.incarnation)?,
-            // Read already, before the first chunk.
-            Body::Abort(_) => return Ok(None),
-            Body::Genesis(_)
-            | Body::Marker(_)
-            | Body::Heartbeat(_)
-            | Body::Bundle(_)
-            | Body::Manifest(_) => {
-                let what = format!("sequence {} is not a chunk", opened.sequence);
-                return Err(damaged(self.large, &what).into());
-            }
-        };
-        let piece = opened.frame.payload;
-        self.digest.update(&piece);
-        if self.digest.current() != chunk {
-            let what = format!("chunk {} does not have its running digest", self.next);
-            return Err(damaged(self.large, &what).into());
-        }
-        self.next += 1;
-        Ok(Some(piece))
+        let opening = position::open_stored(reader, options, stored.sequence, stored.payload);
+        let (opened, bytes) = bounded(self.source, self.large, opening).await??;
+        let (sequence, digest) = (opened.sequence, opened.digest);
+        let piece = self.check.take(opened);
+        let piece = piece.map_err(|bad| bad_chunk(self.large, bad))?;
+        Ok(piece.map(|piece| StoredChunk {
+            sequence,
+            digest,
+            bytes,
+            piece,
+        }))
     }
 
-    fn expect<'c>(
-        &self,
-        chunk: &'c Chunk,
-        incarnation: Incarnation,
-    ) -> Result<&'c trellara_envelope::FrameDigest, Halt> {
-        let large = self.large;
-        if chunk.xid != large.manifest.xid || incarnation != large.incarnation {
-            return Err(damaged(
-                large,
-                "a chunk of another transaction is among its own",
-            ));
-        }
-        if chunk.number > self.next {
-            return Err(absent(large, &format!("chunk {}", self.next)));
-        }
-        if chunk.number < self.next {
-            let what = format!("chunk {} comes twice", chunk.number);
-            return Err(damaged(large, &what));
-        }
-        Ok(&chunk.running)
-    }
-
-    /// The final check before anything may be committed: count, bytes and digest of what was
-    /// handed out are the manifest's.
+    /// [`ChunkCheck::finish`].
     pub(crate) fn finish(self) -> Result<(), Halt> {
-        let manifest = self.large.manifest;
-        if self.next != manifest.chunks
-            || self.digest.bytes() != manifest.bytes
-            || self.digest.current() != manifest.running
-        {
-            let what = format!(
-                "its chunks hold {} bytes with digest {}, the manifest says {} with {}",
-                self.digest.bytes(),
-                self.digest.current(),
-                manifest.bytes,
-                manifest.running
-            );
-            return Err(damaged(self.large, &what));
-        }
-        Ok(())
+        let checked = self.check.finish(self.large.manifest);
+        checked.map_err(|bad| bad_chunk(self.large, bad))
+    }
+}
+
+fn bad_chunk(large: Large<'_>, bad: BadChunk) -> Halt {
+    match bad {
+        BadChunk::Damaged(what) => damaged(large, &what),
+        BadChunk::Absent(what) => absent(large, &what),
     }
 }
 

@@ -196,6 +196,26 @@ pub(crate) async fn open(
     sequence: StreamSequence,
     payload: Bytes,
 ) -> Result<Delivered, Trouble> {
+    let payload = undamaged(reader, sequence, payload).await?;
+    delivered(options, sequence, &payload)
+}
+
+/// The same with its bytes, as the stream holds them.
+pub(crate) async fn open_stored(
+    reader: &Reader,
+    options: &ApplierOptions,
+    sequence: StreamSequence,
+    payload: Bytes,
+) -> Result<(Delivered, Bytes), Trouble> {
+    let payload = undamaged(reader, sequence, payload).await?;
+    Ok((delivered(options, sequence, &payload)?, payload))
+}
+
+async fn undamaged(
+    reader: &Reader,
+    sequence: StreamSequence,
+    payload: Bytes,
+) -> Result<Bytes, Trouble> {
     let mut payload = payload;
     for _ in 0..REFETCHES {
         if Frame::decode(&payload).is_ok() {
@@ -206,7 +226,15 @@ pub(crate) async fn open(
         };
         payload = stored.payload;
     }
-    let frame = decode(&payload, sequence)?;
+    Ok(payload)
+}
+
+fn delivered(
+    options: &ApplierOptions,
+    sequence: StreamSequence,
+    payload: &Bytes,
+) -> Result<Delivered, Trouble> {
+    let frame = decode(payload, sequence)?;
     if frame.header.flow != options.flow {
         return Err(corrupt(
             sequence,
@@ -216,7 +244,7 @@ pub(crate) async fn open(
     }
     Ok(Delivered {
         sequence,
-        digest: FrameDigest::of(&payload),
+        digest: FrameDigest::of(payload),
         frame,
     })
 }

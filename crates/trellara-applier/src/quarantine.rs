@@ -6,10 +6,15 @@
 
 use std::fmt;
 
-use trellara_envelope::{LedgerOrdinal, Lsn, StreamSequence, TransactionHash, TransactionIdentity};
+use trellara_envelope::{
+    FrameDigest, Incarnation, LedgerOrdinal, Lsn, StreamSequence, TransactionHash,
+    TransactionIdentity,
+};
 
 use crate::checkpoint::Checkpoint;
 
+#[allow(dead_code, reason = "who sets aside and who replays come next")]
+pub(crate) mod frames;
 pub mod store;
 
 /// Number of a held transaction on its target; of one lane they grow in commit order.
@@ -138,6 +143,10 @@ pub struct Held {
     pub chunked: bool,
     /// Sequence of the frame that holds it, or of its manifest.
     pub sequence: StreamSequence,
+    /// The writer of that frame.
+    pub incarnation: Incarnation,
+    /// That frame's digest.
+    pub digest: FrameDigest,
     /// The newest ordinal of the ledger when it was refused the last time. As long as the lane
     /// stands there, a blocking one is the next.
     pub before: LedgerOrdinal,

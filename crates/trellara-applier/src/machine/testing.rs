@@ -161,7 +161,7 @@ impl Writer {
         self.frame(Body::Manifest(Box::new(manifest)), position, Vec::new())
     }
 
-    fn frame(&mut self, body: Body, position: u64, payload: Vec<u8>) -> Delivered {
+    pub(crate) fn frame(&mut self, body: Body, position: u64, payload: Vec<u8>) -> Delivered {
         self.sequence += 1;
         self.ordinal = self.ordinal.wrapping_add(1);
         let frame = Frame {

@@ -20,7 +20,7 @@ const COLUMNS: &str = "h.id, h.hash, h.source_system, h.source_timeline, h.commi
     h.after_ordinal, h.after_digest, h.frames, h.bytes, h.changes, h.keys, h.sqlstate, h.message, \
     h.detail, h.hint, h.schema_name, h.table_name, h.object, h.failed_change, h.attempts, \
     h.held_at, h.closed_at, h.overtaken_by, h.overtaken_lsn, h.after_timeline, \
-    h.before_ordinal";
+    h.before_ordinal, h.incarnation, h.frame_digest";
 
 /// Which of a lane's held transactions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,6 +96,8 @@ fn read(row: &Row) -> Result<Held, Halt> {
         storage: HeldStorage::parse(row.get(10)).ok_or_else(|| unknown("storage"))?,
         chunked: row.get(11),
         sequence: StreamSequence(unsigned(12)),
+        incarnation: Incarnation(unsigned(39)),
+        digest: FrameDigest::from_slice(row.get(40)).ok_or_else(|| unknown("frame_digest"))?,
         after: Checkpoint {
             ordinal: LedgerOrdinal(0),
             // Written by a later timeline, perhaps, than the one it committed on.
