@@ -50,7 +50,8 @@ pub use execute::{
 };
 pub use session::{CHECKPOINT_NOW, channel};
 pub use target::{
-    Catalog, DeferrableConstraint, TargetColumn, TargetTable, TextReading, UniqueIndex,
+    Catalog, DeferrableConstraint, ForeignTie, TableName, TargetColumn, TargetTable, TextReading,
+    Ties, UniqueIndex, UniqueTie,
 };
 
 pub use checkpoint::{Checkpoint, StreamIdentity, Transport};

@@ -15,7 +15,7 @@ mod tests;
 
 use std::sync::Arc;
 
-pub(crate) use self::array::Parameter;
+pub(crate) use self::array::{Parameter, TextArray};
 pub(crate) use self::change::{Change, Move};
 pub(crate) use self::render::arrays;
 use self::render::render;

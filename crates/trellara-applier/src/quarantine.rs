@@ -13,8 +13,10 @@ use trellara_envelope::{
 
 use crate::checkpoint::Checkpoint;
 
+pub mod footprint;
 #[allow(dead_code, reason = "who sets aside and who replays come next")]
 pub(crate) mod frames;
+pub mod keys;
 pub mod store;
 
 /// Number of a held transaction on its target; of one lane they grow in commit order.

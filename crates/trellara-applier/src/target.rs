@@ -6,11 +6,13 @@
 mod catalog;
 mod definition;
 mod mapping;
+mod ties;
 
 use trellara_postgres::quote;
 
 pub use self::catalog::Catalog;
 pub(crate) use self::mapping::{Finding, Form, Mapping, Shape};
+pub use self::ties::{ForeignTie, TableName, Ties, UniqueTie};
 
 /// A table of the target.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -58,17 +58,23 @@ impl TextArray {
         out.put_slice(&self.elements);
     }
 
+    /// Its elements, in order.
+    pub(crate) fn values(&self) -> impl Iterator<Item = Option<&[u8]>> {
+        let mut rest = self.elements.as_slice();
+        std::iter::from_fn(move || {
+            let (length, after) = rest.split_first_chunk::<4>()?;
+            let length = usize::try_from(i32::from_be_bytes(*length)).ok();
+            let (text, after) = after.split_at_checked(length.unwrap_or(0))?;
+            rest = after;
+            Some(length.map(|_| text))
+        })
+    }
+
     #[cfg(test)]
     pub(crate) fn texts(&self) -> Vec<Option<String>> {
-        let mut rest = self.elements.as_slice();
-        let mut texts = Vec::new();
-        while let Some((length, after)) = rest.split_first_chunk::<4>() {
-            let length = usize::try_from(i32::from_be_bytes(*length)).ok();
-            let (text, after) = after.split_at(length.unwrap_or(0));
-            texts.push(length.map(|_| String::from_utf8_lossy(text).into_owned()));
-            rest = after;
-        }
-        texts
+        self.values()
+            .map(|text| text.map(|text| String::from_utf8_lossy(text).into_owned()))
+            .collect()
     }
 }
 

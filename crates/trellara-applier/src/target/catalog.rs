@@ -10,7 +10,8 @@ use trellara_pgoutput::{Relation, RelationMap};
 use trellara_postgres::quote;
 
 use super::{
-    DeferrableConstraint, Mapping, TargetColumn, TargetTable, TextReading, UniqueIndex, definition,
+    DeferrableConstraint, Mapping, TargetColumn, TargetTable, TextReading, Ties, UniqueIndex,
+    definition, ties,
 };
 use crate::execute::{ApplyError, ApplyErrorKind, Statements};
 
@@ -26,6 +27,8 @@ const CACHED_RELATIONS: usize = 8192;
 pub struct Catalog {
     tables: HashMap<(String, String), Arc<TargetTable>>,
     mappings: HashMap<(Oid, FrameDigest), Arc<Mapping>>,
+    /// With the table that they were read for: another description of it has others.
+    ties: HashMap<u32, (Arc<TargetTable>, Arc<Ties>)>,
     pub(crate) statements: Statements,
 }
 
@@ -40,6 +43,7 @@ impl Catalog {
     pub(crate) fn reread(&mut self) {
         self.tables.clear();
         self.mappings.clear();
+        self.ties.clear();
     }
 
     /// Forgets all tables and statements, so that they are read and prepared again.
@@ -97,6 +101,29 @@ impl Catalog {
         let mapping = Arc::new(mapping);
         self.mappings.insert(key, Arc::clone(&mapping));
         Ok(mapping)
+    }
+
+    /// What ties the table's rows to others; read when it is not known yet.
+    ///
+    /// # Errors
+    /// When the catalogue cannot be read.
+    pub async fn ties(
+        &mut self,
+        client: &Client,
+        table: &Arc<TargetTable>,
+    ) -> Result<Arc<Ties>, ApplyError> {
+        if let Some((of, ties)) = self.ties.get(&table.oid)
+            && Arc::ptr_eq(of, table)
+        {
+            return Ok(Arc::clone(ties));
+        }
+        let ties = Arc::new(ties::read(client, table).await?);
+        if self.ties.len() >= CACHED_RELATIONS {
+            self.ties.clear();
+        }
+        let known = (Arc::clone(table), Arc::clone(&ties));
+        self.ties.insert(table.oid, known);
+        Ok(ties)
     }
 
     /// The target's table of that name; that there is none is an error with the statement that

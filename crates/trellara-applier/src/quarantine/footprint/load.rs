@@ -1,0 +1,112 @@
+//! Footprints as the target keeps them.
+
+use std::collections::HashMap;
+use std::pin::pin;
+
+use futures_util::TryStreamExt;
+use tokio_postgres::Client;
+use trellara_envelope::{FlowName, Halt, HaltCode, Lane};
+
+use super::digest::digest;
+use super::{Columns, Footprints, Standing, Touch};
+use crate::ledger::{LedgerError, lane as lane_number};
+use crate::quarantine::HeldId;
+use crate::target::TableName;
+
+/// Held transactions that later ones are tested against. One that the lane stands in front of is
+/// before all later ones; a discarded one that was overtaken has been noted.
+const THOSE: &str = "h.flow = $1 AND h.lane = $2 AND h.reason <> 'blocking' \
+    AND (h.state IN ('held', 'replaying') OR h.state = 'discarded' AND h.overtaken_by IS NULL)";
+
+/// Reads the footprints of a lane's held transactions. Rows are taken as they come: what is in
+/// memory is what [`Footprints`] takes.
+///
+/// # Errors
+/// When the server refuses, or a row holds what this build never wrote.
+pub async fn load(client: &Client, flow: &FlowName, lane: Lane) -> Result<Footprints, LedgerError> {
+    let lane = lane_number(lane);
+    let mut footprints = Footprints::new();
+    let held = format!(
+        "SELECT h.id, h.state = 'discarded' FROM trellara.held AS h WHERE {THOSE} ORDER BY 1"
+    );
+    for row in client.query(&held, &[&flow.as_str(), &lane]).await? {
+        let standing = if row.get(1) {
+            Standing::Discarded
+        } else {
+            Standing::Open
+        };
+        footprints.slot(HeldId(row.get(0)), standing);
+    }
+    if footprints.is_empty() {
+        return Ok(footprints);
+    }
+    let roots = roots(client, flow, lane).await?;
+    // Whole tables first: beside them no key needs to be remembered.
+    let keys = format!(
+        "SELECT k.held_id, k.schema, k.\"table\", k.touch, \
+                ARRAY(SELECT j FROM jsonb_object_keys(k.key) AS j ORDER BY j COLLATE \"C\"), \
+                ARRAY(SELECT e.value FROM jsonb_each_text(k.key) AS e ORDER BY e.key COLLATE \"C\") \
+           FROM trellara.held AS h JOIN trellara.held_key AS k ON k.held_id = h.id \
+          WHERE {THOSE} AND (k.key IS NULL) = $3"
+    );
+    for whole in [true, false] {
+        let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 3] =
+            [&flow.as_str(), &lane, &whole];
+        let mut rows = pin!(client.query_raw(&keys, parameters).await?);
+        let mut known: Option<(Vec<String>, Columns)> = None;
+        while let Some(row) = rows.try_next().await? {
+            let touch = Touch::parse(row.get(3)).ok_or_else(unknown)?;
+            let table = TableName::new(row.get::<_, String>(1), row.get::<_, String>(2));
+            let root = roots.get(&table).unwrap_or(&table);
+            let slot = footprints.slot(HeldId(row.get(0)), Standing::Open);
+            let names: Vec<String> = row.get(4);
+            if names.is_empty() {
+                footprints.add_whole(slot, root, touch);
+                continue;
+            }
+            let columns = match &known {
+                Some((of, columns)) if *of == names => Columns::clone(columns),
+                _ => Columns::from(names.clone()),
+            };
+            known = Some((names, Columns::clone(&columns)));
+            let values: Vec<Option<&str>> = row.get(5);
+            let digest = digest(values.into_iter().map(|value| value.map(str::as_bytes)));
+            footprints.add_key(slot, root, touch, &columns, digest);
+        }
+    }
+    Ok(footprints)
+}
+
+/// The roots of the partition trees that tables of the footprints belong to now.
+async fn roots(
+    client: &Client,
+    flow: &FlowName,
+    lane: i32,
+) -> Result<HashMap<TableName, TableName>, LedgerError> {
+    let sql = format!(
+        "SELECT t.schema, t.\"table\", m.nspname::text, r.relname::text \
+           FROM (SELECT DISTINCT k.schema, k.\"table\" \
+                   FROM trellara.held AS h JOIN trellara.held_key AS k ON k.held_id = h.id \
+                  WHERE {THOSE}) AS t \
+           JOIN pg_catalog.pg_namespace AS n ON n.nspname = t.schema \
+           JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = t.\"table\" \
+           JOIN pg_catalog.pg_class AS r ON r.oid = pg_catalog.pg_partition_root(c.oid) \
+           JOIN pg_catalog.pg_namespace AS m ON m.oid = r.relnamespace"
+    );
+    let rows = client.query(&sql, &[&flow.as_str(), &lane]).await?;
+    let name = |row: &tokio_postgres::Row, at: usize| {
+        TableName::new(row.get::<_, String>(at), row.get::<_, String>(at + 1))
+    };
+    Ok(rows
+        .iter()
+        .map(|row| (name(row, 0), name(row, 2)))
+        .collect())
+}
+
+fn unknown() -> Halt {
+    Halt::new(
+        HaltCode::State,
+        "a row of trellara.held_key holds a touch that this build does not know",
+        "was it changed by hand, or written by a newer trellara? Run that one",
+    )
+}
