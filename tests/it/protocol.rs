@@ -129,13 +129,16 @@ async fn large_rows(mebibytes: u32, name: &str) -> Result<()> {
     run(&flow.source_admin, &["DELETE FROM r; DELETE FROM f"]).await?;
     flow.converges(std::time::Duration::from_secs(100)).await?;
     let limit = 64 * 1024 * 1024 + 4 * u64::from(mebibytes) * 1024 * 1024;
-    for daemon in [flow.relay.as_ref(), flow.applier.as_ref()] {
+    for (name, daemon) in [
+        ("relay", flow.relay.as_ref()),
+        ("applier", flow.applier.as_ref()),
+    ] {
         let peak = daemon
             .and_then(|daemon| daemon.peak_memory_bytes())
             .expect("it runs");
         ensure!(
             peak <= limit,
-            "peak {} MiB where {} MiB are allowed",
+            "{name}: peak {} MiB where {} MiB are allowed",
             peak >> 20,
             limit >> 20
         );

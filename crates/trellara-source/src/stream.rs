@@ -8,6 +8,7 @@
 
 mod answer;
 mod gate;
+mod large;
 mod read;
 
 use std::io;
@@ -22,10 +23,11 @@ use trellara_postgres::{CopyBoth, Fault, QueryError, ReplicationConnection};
 
 use crate::SourceOptions;
 use answer::Answering;
-use gate::Gate;
+use gate::{Gate, Pass};
 
-/// What one read of the socket brought: the payloads of complete CopyData messages.
-#[derive(Debug, Clone)]
+/// What one read of the socket brought: the payloads of complete CopyData messages. A large message
+/// is a gulp of its own. Its bytes count as unread until it is dropped.
+#[derive(Debug)]
 pub struct Gulp {
     /// The bytes as read.
     pub bytes: Bytes,
@@ -33,6 +35,8 @@ pub struct Gulp {
     pub messages: Vec<Range<usize>>,
     /// When they were read.
     pub read_at: Instant,
+    #[expect(dead_code, reason = "dropped with the bytes that it counts")]
+    pass: Pass,
 }
 
 impl Gulp {
@@ -43,7 +47,7 @@ impl Gulp {
 }
 
 /// What the reading thread sends.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub enum StreamEvent {
     /// Messages.
     Gulp(Gulp),
@@ -86,13 +90,14 @@ pub enum Streaming {
 
 /// A running replication stream. Dropping it ends the connection and both threads.
 pub struct ReplicationStream {
-    events: mpsc::UnboundedReceiver<(StreamEvent, usize)>,
+    events: mpsc::UnboundedReceiver<StreamEvent>,
     gate: Arc<Gate>,
     answering: Arc<Answering>,
 }
 
-/// Received bytes that may wait for the relay; beyond it the socket is not read, and the source
-/// waits. One message may always wait, however large.
+/// Received bytes that may wait for the relay or be in its hands; beyond it the socket is not read,
+/// and the source waits. One message may always be received, however large, and none behind it
+/// until the relay has let go of it.
 const UNREAD_BYTES: usize = 4 << 20;
 
 /// A server that says nothing for this long although it is asked every two seconds is gone, even
@@ -185,9 +190,7 @@ impl ReplicationStream {
 
     /// The next event. After [`StreamEvent::Ended`] there is none. Cancel-safe.
     pub async fn next(&mut self) -> Option<StreamEvent> {
-        let (event, bytes) = self.events.recv().await?;
-        self.gate.leave(bytes);
-        Some(event)
+        self.events.recv().await
     }
 
     /// Sends a status update as soon as the socket takes it; a newer one replaces an older one

@@ -1,8 +1,8 @@
 //! A limit in bytes between two threads, one of which must not be async.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Counts bytes in; whoever brings more than the limit waits until some have left.
+/// Counts bytes in; whoever brings more while the limit is passed waits until some have left.
 #[derive(Debug)]
 pub(super) struct Gate {
     limit: usize,
@@ -25,9 +25,9 @@ impl Gate {
         }
     }
 
-    /// Waits until the limit allows more, then counts `bytes` in, however many they are. False
+    /// Waits until the limit allows more, then counts `bytes` in, however many they are. `None`
     /// when the gate is closed.
-    pub(super) fn enter(&self, bytes: usize) -> bool {
+    pub(super) fn enter(self: &Arc<Self>, bytes: usize) -> Option<Pass> {
         let mut inside = self.lock();
         while inside.bytes > self.limit && !inside.closed {
             inside = self
@@ -35,15 +35,27 @@ impl Gate {
                 .wait(inside)
                 .unwrap_or_else(PoisonError::into_inner);
         }
+        if inside.closed {
+            return None;
+        }
         inside.bytes += bytes;
-        !inside.closed
+        Some(Pass {
+            gate: Arc::clone(self),
+            bytes,
+        })
     }
 
-    pub(super) fn leave(&self, bytes: usize) {
+    fn leave(&self, bytes: usize) {
         let mut inside = self.lock();
         inside.bytes = inside.bytes.saturating_sub(bytes);
         drop(inside);
         self.changed.notify_one();
+    }
+
+    /// Bytes inside now.
+    #[cfg(test)]
+    pub(super) fn inside(&self) -> usize {
+        self.lock().bytes
     }
 
     pub(super) fn close(&self) {
@@ -56,30 +68,44 @@ impl Gate {
     }
 }
 
+/// Bytes that are inside; dropping it lets them leave.
+#[derive(Debug)]
+pub(super) struct Pass {
+    gate: Arc<Gate>,
+    bytes: usize,
+}
+
+impl Drop for Pass {
+    fn drop(&mut self) {
+        self.gate.leave(self.bytes);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn one_message_may_always_pass_and_the_next_waits() {
-        let gate = Gate::new(10);
-        assert!(gate.enter(1000), "however large");
+        let gate = Arc::new(Gate::new(10));
+        let large = gate.enter(1000).expect("however large");
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| gate.enter(1));
-            gate.leave(1000);
-            assert!(waiting.join().expect("no panic"));
+            drop(large);
+            let _small = waiting.join().expect("no panic").expect("open");
+            assert_eq!(gate.inside(), 1);
         });
-        assert_eq!(gate.lock().bytes, 1);
+        assert_eq!(gate.inside(), 0, "all have left");
     }
 
     #[test]
     fn closing_ends_every_wait() {
-        let gate = Gate::new(0);
-        assert!(gate.enter(1));
+        let gate = Arc::new(Gate::new(0));
+        let _inside = gate.enter(1).expect("open");
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| gate.enter(1));
+            let waiting = scope.spawn(|| gate.enter(1).is_none());
             gate.close();
-            assert!(!waiting.join().expect("no panic"));
+            assert!(waiting.join().expect("no panic"));
         });
     }
 }
