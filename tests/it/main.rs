@@ -12,6 +12,7 @@
 //! - `dedup`: one effect whatever the identity cache holds; `rewind`: everything comes again, and
 //!   nothing is written.
 //! - `verify`: the judge says "equal" of what is, and finds what is not.
+//! - `pause`: the target stands still because somebody wants it to.
 //! - `types`, `identity`, `names`, `protocol`, `restart`: cases from the field, each a test named
 //!   after its number.
 
@@ -29,6 +30,7 @@ mod identity;
 mod large;
 mod names;
 mod narrow;
+mod pause;
 mod promises;
 mod protocol;
 mod quickstart;

@@ -32,6 +32,7 @@ use crate::trouble::Trouble;
 use self::again::Again;
 use self::dedup::Dedup;
 use self::fence::Fence;
+use self::pause::Paused;
 use self::rewind::Rewinding;
 
 mod again;
@@ -40,6 +41,7 @@ mod dedup;
 mod deliver;
 mod fence;
 mod isolate;
+mod pause;
 mod prune;
 mod rewind;
 mod unfit;
@@ -82,6 +84,8 @@ pub(crate) struct Attempt<'a> {
     again: Option<Again>,
     /// What a verify run holds us at.
     fence: Option<Fence>,
+    /// While an operator wants the lane to stand still.
+    paused: Option<Paused>,
     reader: Reader,
     consumer: Consumer,
     reporter: Reporter,
@@ -165,6 +169,7 @@ impl<'a> Attempt<'a> {
             rewound: None,
             again: None,
             fence: None,
+            paused: None,
             reporter,
             trimmer,
             batch: Batch::behind(&durable, start.keep_from),
@@ -202,12 +207,14 @@ impl<'a> Attempt<'a> {
         let Err(trouble) = Box::pin(self.work_on()).await;
         self.dedup.forget(self.options, self.status);
         self.forget_fence();
+        self.forget_pause();
         self.rewind_failed(&trouble).await;
         Err(trouble)
     }
 
     async fn work_on(&mut self) -> Result<Infallible, Trouble> {
         // Whoever applied before may have said that nothing more comes.
+        self.look_at_pause().await?;
         self.look_at_fence().await?;
         let mut tick = tokio::time::interval(self.options.report_interval);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -245,6 +252,9 @@ impl<'a> Attempt<'a> {
         }
         if notification.payload == LOOK {
             self.look_at_fence().await?;
+        }
+        if notification.payload == crate::pause::LOOK {
+            self.look_at_pause().await?;
         }
         if let Some(request) = Request::parse(&notification.payload) {
             self.rewind(request).await?;
@@ -296,7 +306,7 @@ impl<'a> Attempt<'a> {
         }
         self.broker_there = there;
         self.status.set_state(if there {
-            ApplierState::Running
+            self.ordinary_state()
         } else {
             let reason = "the connection to the broker was lost".to_owned();
             tracing::warn!(flow = %self.options.flow, error = %reason, "waiting for the broker");

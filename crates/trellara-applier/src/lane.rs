@@ -258,15 +258,47 @@ async fn wait_for_holder(
     }
 }
 
+/// Who holds a lane now; `None` when nobody does.
+///
+/// # Errors
+/// When the server refuses.
+pub async fn holder(
+    client: &Client,
+    flow: &FlowName,
+    lane: Lane,
+) -> Result<Option<String>, tokio_postgres::Error> {
+    let who = Claimant {
+        flow,
+        lane,
+        instance: "",
+        name: "",
+    };
+    let holder = find_holder(client, who, lock_key(flow.as_str(), lane, "holder")).await?;
+    Ok(holder.map(|holder| holder.text))
+}
+
 struct Holder {
     pid: i32,
     ours: bool,
     text: String,
 }
 
+async fn read_holder(client: &Client, who: Claimant<'_>, lock: i64) -> Result<Holder, Trouble> {
+    let holder = find_holder(client, who, lock).await?;
+    Ok(holder.unwrap_or_else(|| Holder {
+        pid: 0,
+        ours: false,
+        text: "a session that has just ended".to_owned(),
+    }))
+}
+
 /// The backend that has the lock, from the lock table; its name from the lane's row, when the two
 /// agree.
-async fn read_holder(client: &Client, who: Claimant<'_>, lock: i64) -> Result<Holder, Trouble> {
+async fn find_holder(
+    client: &Client,
+    who: Claimant<'_>,
+    lock: i64,
+) -> Result<Option<Holder>, tokio_postgres::Error> {
     let row = client
         .query_opt(
             "SELECT k.pid, coalesce(l.holder_name, ''), coalesce(l.holder_instance::text, ''), \
@@ -283,22 +315,18 @@ async fn read_holder(client: &Client, who: Claimant<'_>, lock: i64) -> Result<Ho
         )
         .await?;
     let Some(row) = row else {
-        return Ok(Holder {
-            pid: 0,
-            ours: false,
-            text: "a session that has just ended".to_owned(),
-        });
+        return Ok(None);
     };
     let (pid, name, instance): (i32, String, String) = (row.get(0), row.get(1), row.get(2));
     let same_backend: bool = row.get(3);
-    Ok(Holder {
+    Ok(Some(Holder {
         pid,
         ours: same_backend && instance == who.instance,
         text: match name.as_str() {
             "" => format!("backend {pid}"),
             name => format!("{name} (backend {pid})"),
         },
-    })
+    }))
 }
 
 async fn raise_epoch(client: &Client, who: Claimant<'_>) -> Result<Held, Trouble> {

@@ -29,6 +29,7 @@ pub mod ledger;
 pub mod machine;
 pub mod metric;
 mod options;
+pub mod pause;
 mod plan;
 mod position;
 pub mod quarantine;

@@ -30,6 +30,8 @@ pub const LSN_APPLIED: &str = "trellara_applier_lsn_applied_bytes";
 pub const SEQUENCE: &str = "trellara_applier_stream_sequence";
 /// 1 while a verify run holds the lane at a position.
 pub const FENCED: &str = "trellara_applier_fenced";
+/// 1 while an operator wants the lane to stand still.
+pub const PAUSED: &str = "trellara_applier_paused";
 /// Seconds that a lane stood still for a verify run.
 pub const FENCE_SECONDS: &str = "trellara_applier_fence_seconds";
 
@@ -87,6 +89,10 @@ pub(crate) fn halted(flow: &FlowName, code: &'static str, halted: bool) {
 
 pub(crate) fn fenced(flow: &FlowName, fenced: bool) {
     gauge!(FENCED, "flow" => flow.to_string()).set(if fenced { 1.0 } else { 0.0 });
+}
+
+pub(crate) fn paused(flow: &FlowName, paused: bool) {
+    gauge!(PAUSED, "flow" => flow.to_string()).set(if paused { 1.0 } else { 0.0 });
 }
 
 pub(crate) fn fence(flow: &FlowName, seconds: f64) {

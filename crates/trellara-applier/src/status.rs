@@ -92,6 +92,15 @@ pub enum ApplierState {
     },
     /// Applying what comes, or waiting for it.
     Running,
+    /// Standing still because an operator wants it.
+    Paused {
+        /// In their words.
+        reason: String,
+        /// Who: `{name}@{host}`.
+        operator: String,
+        /// Since when, by the target's clock.
+        since: String,
+    },
     /// A passing fault: tried again with back-off, for ever.
     Retrying {
         /// What went wrong, without row values.
@@ -198,6 +207,7 @@ impl ApplierStatus {
             ApplierState::Starting
             | ApplierState::Standby { .. }
             | ApplierState::Running
+            | ApplierState::Paused { .. }
             | ApplierState::Stopped => {}
         }
         slow.state = state;

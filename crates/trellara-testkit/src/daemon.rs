@@ -187,7 +187,8 @@ impl Daemon {
             .find_map(|daemon| daemon["counters"][name].as_u64())
     }
 
-    async fn get(&self, path: &str) -> Option<String> {
+    /// The whole answer to `GET path`, when it comes within two seconds.
+    pub async fn get(&self, path: &str) -> Option<String> {
         let address = self.endpoint()?;
         let ask = async {
             let mut stream = tokio::net::TcpStream::connect(&address).await.ok()?;

@@ -14,9 +14,11 @@ mod daemon_reports;
 mod demo;
 mod exit;
 mod file;
+mod forecast;
 mod http;
 mod inspect;
 mod link;
+mod operator;
 mod output;
 mod preflight;
 mod report;
@@ -94,6 +96,8 @@ async fn serve(command: Command, context: &Context) -> Result<Exit, Failure> {
         Command::Wait(args) => command::wait::execute(&args, context).await,
         Command::Verify(args) => command::verify::execute(&args, context).await,
         Command::Inspect(args) => command::inspect::execute(&args, context).await,
+        Command::Pause(args) => command::pause::execute(&args, context).await,
+        Command::Resume(args) => command::resume::execute(&args, context).await,
         Command::Rewind(args) => command::rewind::execute(&args, context).await,
         Command::Remove(args) => command::remove::execute(&args, context).await,
         Command::Demo(args) => command::demo::execute(&args, context).await,

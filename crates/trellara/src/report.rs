@@ -137,6 +137,15 @@ impl DaemonReport {
                 None,
             ),
             ApplierState::Running => ("running", still.map(|pending| pending.what.clone()), None),
+            ApplierState::Paused {
+                reason,
+                operator,
+                since,
+            } => (
+                "paused",
+                Some(format!("since {since} by {operator}: {reason}")),
+                None,
+            ),
             ApplierState::Retrying { reason } => ("retrying", Some(reason.clone()), None),
             ApplierState::Halted { halt, probing } => {
                 let then = if *probing {
@@ -186,10 +195,11 @@ impl DaemonReport {
             role: "applier".to_owned(),
             flow: flow.to_string(),
             state: state.to_owned(),
-            // A standby does its job by waiting.
+            // A standby does its job by waiting. A pause is somebody's wish, and no fault that a
+            // probe should act on; whoever asks is told of it.
             ready: matches!(
                 applier.state,
-                ApplierState::Running | ApplierState::Standby { .. }
+                ApplierState::Running | ApplierState::Standby { .. } | ApplierState::Paused { .. }
             ),
             reason,
             waiting_seconds: still.map(|pending| pending.still.as_secs_f64()),

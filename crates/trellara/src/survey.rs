@@ -3,7 +3,7 @@
 //! Each part is asked on its own: one that does not answer is named, and the others still count.
 
 use serde::Serialize;
-use trellara_applier::blockers;
+use trellara_applier::{blockers, pause};
 use trellara_envelope::{Body, CommitTime, Frame, Lane, Lsn, StreamSequence};
 use trellara_jetstream::{Broker, BrokerErrorKind, read::Reader, topology};
 use trellara_postgres::{Session, insert_position};
@@ -12,6 +12,7 @@ use trellara_source::slot;
 use crate::config::Config;
 use crate::daemon_reports;
 use crate::exit::Failure;
+use crate::forecast::{self, Forecast};
 use crate::report::DaemonReport;
 use crate::{broker, link};
 
@@ -25,6 +26,9 @@ pub(crate) struct Survey {
     pub(crate) daemons: Vec<DaemonReport>,
     /// From the head of the WAL down to what is applied.
     pub(crate) ladder: Vec<Rung>,
+    /// How long a paused flow may stay so; absent while nothing is paused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) forecast: Option<Forecast>,
     /// Age of the oldest commit that is stored and not applied, by the source's clock.
     pub(crate) lag_seconds: Option<f64>,
     /// What keeps the flow from moving, most important first.
@@ -51,6 +55,13 @@ pub(crate) struct SourceFacts {
     now: CommitTime,
 }
 
+impl SourceFacts {
+    /// Where the next WAL record goes.
+    pub(crate) fn head(&self) -> Lsn {
+        self.head
+    }
+}
+
 #[derive(Debug, Serialize)]
 pub(crate) struct SlotReport {
     pub(crate) name: String,
@@ -62,6 +73,8 @@ pub(crate) struct SlotReport {
     pub(crate) safe_bytes: Option<i64>,
     pub(crate) wal_status: Option<String>,
     pub(crate) lost: Option<String>,
+    /// `max_slot_wal_keep_size`; absent without a limit.
+    pub(crate) limit_bytes: Option<u64>,
 }
 
 #[derive(Debug, Serialize)]
@@ -91,8 +104,23 @@ pub(crate) struct TargetFacts {
     /// The newest verify run of the flow that has a verdict.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) verified: Option<Verified>,
+    /// While somebody wants the lane to stand still.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) paused: Option<PausedFacts>,
     #[serde(skip)]
     applied: Option<Lsn>,
+}
+
+/// A pause.
+#[derive(Debug, Serialize)]
+pub(crate) struct PausedFacts {
+    pub(crate) reason: String,
+    pub(crate) operator: String,
+    pub(crate) host: String,
+    pub(crate) since: String,
+    pub(crate) seconds: f64,
+    /// Whether the present applier has said that it stands still.
+    pub(crate) stands: bool,
 }
 
 /// What `trellara verify` said last.
@@ -148,6 +176,10 @@ pub(crate) async fn take(config: &Config) -> Survey {
     let source = Part::of(source);
     let stream = Part::of(stream.map(|(_, facts)| facts));
     let target = Part::of(target);
+    let forecast = match target.known().and_then(|target| target.paused.as_ref()) {
+        Some(_) => forecast::take(config).await.ok(),
+        None => None,
+    };
     let lag_seconds = match (&source, &target, broker) {
         (Part::Known(source), Part::Known(target), Some(broker)) => {
             oldest_unapplied(config, &broker, target)
@@ -168,9 +200,18 @@ pub(crate) async fn take(config: &Config) -> Survey {
         target,
         daemons,
         ladder,
+        forecast,
         lag_seconds,
         blocked_by,
     }
+}
+
+/// Source and stream alone, or why one of them does not answer.
+pub(crate) async fn origins(config: &Config) -> Result<(SourceFacts, StreamFacts), String> {
+    let (source, stream) = tokio::join!(ask_source(config), ask_stream(config));
+    let why = |failure: Failure| failure.causes.join(": ");
+    let (_, stream) = stream.map_err(why)?;
+    Ok((source.map_err(why)?, stream))
 }
 
 async fn ask_source(config: &Config) -> Result<SourceFacts, Failure> {
@@ -178,6 +219,9 @@ async fn ask_source(config: &Config) -> Result<SourceFacts, Failure> {
     let head = insert_position(&session).await?;
     let slot = slot::read(&session, &config.source.slot).await?;
     let microseconds = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
+    // In megabytes; -1 is no limit.
+    let limit = "SELECT setting::bigint FROM pg_settings WHERE name = 'max_slot_wal_keep_size'";
+    let limit: i64 = session.client.query_one(limit, &[]).await?.get(0);
     let unix: i64 = session.client.query_one(microseconds, &[]).await?.get(0);
     Ok(SourceFacts {
         lsn_head: head.to_string(),
@@ -189,6 +233,7 @@ async fn ask_source(config: &Config) -> Result<SourceFacts, Failure> {
             retained_bytes: slot.restart_lsn.map(|lsn| head.bytes_since(lsn)),
             safe_bytes: slot.safe_wal_size,
             lost: slot.lost(),
+            limit_bytes: u64::try_from(limit).ok().map(|megabytes| megabytes << 20),
             wal_status: slot.wal_status,
         }),
         head,
@@ -249,6 +294,7 @@ async fn ask_target(config: &Config) -> Result<TargetFacts, Failure> {
         .await?;
     Ok(TargetFacts {
         verified: verified(&session, config).await?,
+        paused: paused(&session, config).await?,
         lsn_applied: checkpoint
             .as_ref()
             .map(|checkpoint| checkpoint.end_lsn.to_string()),
@@ -263,6 +309,28 @@ async fn ask_target(config: &Config) -> Result<TargetFacts, Failure> {
         holder: holder.and_then(|row| row.get(1)),
         applied: checkpoint.map(|checkpoint| checkpoint.end_lsn),
     })
+}
+
+/// Why the lane stands still; nothing where the target knows no pauses, or they are not ours to read.
+pub(crate) async fn paused(
+    session: &Session,
+    config: &Config,
+) -> Result<Option<PausedFacts>, Failure> {
+    let readable = "SELECT coalesce(has_table_privilege(to_regclass('trellara.pause')::oid, \
+                    'SELECT'), false)";
+    let readable = session.client.query_one(readable, &[]).await?;
+    if !readable.get::<_, bool>(0) {
+        return Ok(None);
+    }
+    let pause = pause::read(&session.client, &config.flow, Lane(0)).await?;
+    Ok(pause.map(|pause| PausedFacts {
+        reason: pause.reason,
+        operator: pause.operator,
+        host: pause.host,
+        since: pause.since,
+        seconds: pause.seconds,
+        stands: pause.stands.is_some(),
+    }))
 }
 
 /// Nothing where no run was kept, or its records are not ours to read.
@@ -310,6 +378,20 @@ async fn oldest_unapplied(
             .map(|entry| entry.commit_time),
         Body::Manifest(manifest) => (manifest.end_lsn > applied).then_some(manifest.commit_time),
         _ => None,
+    }
+}
+
+impl PausedFacts {
+    /// For people; what others wrote is not escaped yet.
+    pub(crate) fn text(&self) -> String {
+        let Self {
+            reason,
+            operator,
+            host,
+            since,
+            ..
+        } = self;
+        format!("the flow is paused since {since} by {operator}@{host}: {reason}")
     }
 }
 
@@ -396,6 +478,7 @@ fn blocks(
     match target {
         Part::Unknown { error } => blocks.push(error.clone()),
         Part::Known(target) => {
+            blocks.extend(target.paused.as_ref().map(PausedFacts::text));
             if target.applied.is_none() {
                 blocks.push("the flow is not set up in the target".to_owned());
             } else if target.holder.is_none() {

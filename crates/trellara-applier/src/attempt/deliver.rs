@@ -74,6 +74,9 @@ impl Attempt<'_> {
         if opened.sequence < stood && self.was_passed_over(&opened).await? {
             return Ok(());
         }
+        let Some((opened, known)) = self.unless_paused(opened, known) else {
+            return Ok(());
+        };
         let Some(opened) = self.within_fence(opened, known).await? else {
             return Ok(());
         };

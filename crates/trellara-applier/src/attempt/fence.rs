@@ -126,11 +126,10 @@ impl Attempt<'_> {
         Ok(None)
     }
 
-    /// Whether a frame is held, so that nothing may be read behind it.
+    /// Whether nothing may be read: a frame is held, or the lane is paused.
     pub(super) fn holding(&self) -> bool {
-        self.fence
-            .as_ref()
-            .is_some_and(|fence| fence.held.is_some())
+        let held = |fence: &Fence| fence.held.is_some();
+        self.fence.as_ref().is_some_and(held) || self.is_paused()
     }
 
     /// Which run holds the lane.

@@ -37,6 +37,12 @@ impl Attempt<'_> {
             let reason = format!("verify run {run} holds the lane; try again when it has ended");
             return self.answer(&token, &Answer::Failed { reason }).await;
         }
+        if self.holds_for_pause() {
+            // What it would read again lies before a frame that was read already.
+            let reason =
+                "the lane was paused while a verify run held it; resume it first".to_owned();
+            return self.answer(&token, &Answer::Failed { reason }).await;
+        }
         // Afterwards nothing is in flight, and whatever comes again was applied.
         self.write_down().await?;
         let Some(until) = self.machine.seen() else {

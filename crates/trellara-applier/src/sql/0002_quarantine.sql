@@ -186,7 +186,13 @@ CREATE TABLE IF NOT EXISTS trellara.pause (
     operator  text        NOT NULL,
     host      text        NOT NULL,
     paused_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-    PRIMARY KEY (flow, lane)
+    -- The applier's answer: under which epoch it stands still, and where.
+    stands_epoch bigint,
+    stands_lsn   pg_lsn,
+    stands_at    timestamptz,
+    PRIMARY KEY (flow, lane),
+    CHECK ((stands_epoch IS NULL) = (stands_lsn IS NULL)),
+    CHECK ((stands_epoch IS NULL) = (stands_at IS NULL))
 );
 
 -- Who did what, in the same target transaction as the deed. Append-only: the role that applies may

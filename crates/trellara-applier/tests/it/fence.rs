@@ -8,7 +8,7 @@ use crate::flow::{Flow, Running, connect};
 
 mod ends;
 mod random;
-mod run;
+pub(crate) mod run;
 
 use run::{LONG, Run};
 

@@ -6,6 +6,7 @@ mod fence;
 mod flow;
 mod lanes;
 mod ledger;
+mod pause;
 mod probing;
 mod prune;
 mod reads;

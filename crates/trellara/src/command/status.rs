@@ -7,7 +7,7 @@ use crate::context::Context;
 use crate::daemon_reports::first_halt;
 use crate::exit::{Exit, Failure};
 use crate::report::DaemonReport;
-use crate::survey::{self, Part, Survey, Verified};
+use crate::survey::{self, Part, PausedFacts, Survey, Verified};
 use crate::telemetry::{self, LogFormat};
 use crate::visible;
 
@@ -97,6 +97,10 @@ fn text(survey: &Survey) -> String {
             target.epoch
         ));
         lines.extend(target.verified.as_ref().map(verify_line));
+        lines.extend(target.paused.as_ref().map(paused_line));
+    }
+    if let Some(forecast) = &survey.forecast {
+        lines.extend(forecast.lines().iter().map(|line| format!("  {line}")));
     }
     for daemon in &survey.daemons {
         let ready = if daemon.ready { "ready" } else { "not ready" };
@@ -117,6 +121,21 @@ fn text(survey: &Survey) -> String {
     lines.join("\n")
 }
 
+/// Who wants the flow to stand still, and whether it does.
+fn paused_line(paused: &PausedFacts) -> String {
+    let stands = match paused.stands {
+        true => "stands still",
+        false => "no applier has said that it stands still",
+    };
+    format!(
+        "  paused   for {} by {}@{}, {stands}: {}",
+        age(paused.seconds),
+        visible::inline(&paused.operator),
+        visible::inline(&paused.host),
+        visible::inline(&paused.reason)
+    )
+}
+
 /// What the judge said last, and when.
 fn verify_line(verified: &Verified) -> String {
     let at = match &verified.consistent_point {
@@ -133,7 +152,7 @@ fn verify_line(verified: &Verified) -> String {
 }
 
 /// Seconds for people.
-fn age(seconds: f64) -> String {
+pub(crate) fn age(seconds: f64) -> String {
     match seconds.max(0.0) {
         s if s < 120.0 => format!("{s:.0} s"),
         s if s < 7200.0 => format!("{:.0} min", s / 60.0),

@@ -13,6 +13,7 @@ use crate::context::Context;
 use crate::daemon_reports::{self, first_halt};
 use crate::exit::{Exit, Failure};
 use crate::link;
+use crate::survey;
 use crate::telemetry::{self, LogFormat};
 
 /// Waits until the target has durably applied the source's present position.
@@ -63,6 +64,13 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
         Some(lsn) => lsn,
         None => insert_position(&link::source(&config).await?).await?,
     };
+    if let Some(paused) = survey::paused(&target, &config).await? {
+        // Somebody may resume it in time.
+        let paused = paused.text();
+        context
+            .output
+            .note(format!("{paused}\nhint: `trellara resume`"));
+    }
     // Behind the position: what is promoted in between is then noticed.
     let history = link::history(&config).await?;
     let goal = Goal { lsn, history };

@@ -110,18 +110,23 @@ async fn text(State(Text(text)): State<Text>) -> Response {
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response()
 }
 
-/// 503 with the list of what is wrong.
+/// 503 with the list of what is wrong. What stands still because somebody wants it is named, and
+/// is no reason for 503: a pause must neither hold up the roll-out of a new version nor have anybody
+/// called at night.
 async fn ready(State(endpoint): State<Endpoint>) -> Response {
     let reports = endpoint.health.reports();
     let failing: Vec<_> = reports.iter().filter(|report| !report.ready).collect();
+    let mut body = serde_json::json!({"ready": failing.is_empty(), "failing": failing});
+    let paused: Vec<_> = (reports.iter())
+        .filter(|report| report.state == "paused")
+        .collect();
+    if !paused.is_empty() {
+        body["paused"] = serde_json::json!(paused);
+    }
     let code = if failing.is_empty() {
         StatusCode::OK
     } else {
         StatusCode::SERVICE_UNAVAILABLE
     };
-    (
-        code,
-        Json(serde_json::json!({"ready": failing.is_empty(), "failing": failing})),
-    )
-        .into_response()
+    (code, Json(body)).into_response()
 }

@@ -119,7 +119,7 @@ fn has_something_to_do(report: &DaemonReport) -> bool {
             .details
             .get("window_bytes")
             .is_some_and(|bytes| bytes != "0"),
-        "running" | "standby" | "stopped" => false,
+        "running" | "standby" | "paused" | "stopped" => false,
         _ => true,
     }
 }

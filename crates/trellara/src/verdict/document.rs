@@ -14,6 +14,7 @@ use trellara_verify::report::{
 
 use super::beside;
 use crate::inspect::time;
+use crate::operator::Operator;
 use crate::visible;
 
 /// Raised when a field changes its meaning or goes; fields may come without.
@@ -440,14 +441,10 @@ pub(super) fn kind(kind: Kind) -> &'static str {
 impl Circumstances {
     /// Those of this process.
     pub(crate) fn here(flow: &str, values: bool) -> Self {
-        use nix::unistd::{User, getuid};
-        let user = User::from_uid(getuid()).ok().flatten();
-        let user = user.map_or_else(|| getuid().to_string(), |user| user.name);
-        let host = nix::sys::utsname::uname().ok();
-        let host = host.map(|host| host.nodename().to_string_lossy().into_owned());
+        let Operator { name, host } = Operator::here();
         Self {
             flow: flow.to_owned(),
-            operator: format!("{user}@{}", host.unwrap_or_default()),
+            operator: format!("{name}@{host}"),
             values,
         }
     }

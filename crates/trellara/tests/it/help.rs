@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-const COMMANDS: [&str; 15] = [
+const COMMANDS: [&str; 17] = [
     "check",
     "setup",
     "run",
@@ -12,6 +12,8 @@ const COMMANDS: [&str; 15] = [
     "wait",
     "verify",
     "inspect",
+    "pause",
+    "resume",
     "rewind",
     "remove",
     "config",

@@ -4,13 +4,16 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
+use trellara_postgres::Session;
 use trellara_verify::freeze::{FreezeError, FreezeOptions, Pair, Step, freeze};
 
 use crate::config::Config;
 use crate::daemon::signals::Signals;
 use crate::daemon_reports::{self, first_halt};
 use crate::exit::{Exit, Failure};
+use crate::link;
 use crate::output::Output;
+use crate::survey::{self, PausedFacts};
 use crate::verdict::Events;
 
 /// How long the temporary slot may wait for open transactions while the applier stands still.
@@ -96,16 +99,40 @@ pub(super) fn interrupted(signal: &str) -> Failure {
     Failure::new(Exit::NotCompared, format!("interrupted by {signal}"), "")
 }
 
-/// Resolves when a daemon says that it halted.
+/// Resolves when a daemon says that it halted, or the flow is paused: the applier comes to no
+/// position then, and somebody has to say so to it first.
 pub(super) async fn halt(config: &Config) -> Failure {
     let mut look = tokio::time::interval(LOOK);
     look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut target = None;
     loop {
         look.tick().await;
+        if let Some(paused) = paused(config, &mut target).await {
+            return Failure::new(
+                Exit::NotCompared,
+                paused.text(),
+                "`trellara resume` lets the target go on; then run verify again",
+            );
+        }
         if let Some(halt) = first_halt(&daemon_reports::reachable(config).await) {
             return halt;
         }
     }
+}
+
+/// The pause, if there is one. Whoever cannot be asked is asked again: the run itself says what is
+/// wrong with the target.
+async fn paused(config: &Config, target: &mut Option<Session>) -> Option<PausedFacts> {
+    if target
+        .as_ref()
+        .is_none_or(|session| session.client.is_closed())
+    {
+        *target = link::target(config).await.ok();
+    }
+    survey::paused(target.as_ref()?, config)
+        .await
+        .ok()
+        .flatten()
 }
 
 /// Tells each step that takes long, once.
