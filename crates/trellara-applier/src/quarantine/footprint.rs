@@ -43,6 +43,9 @@ mod load;
 mod reach;
 mod walk;
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
