@@ -7,4 +7,4 @@ mod places;
 mod refusals;
 mod runs;
 mod types;
-mod world;
+pub(crate) mod world;

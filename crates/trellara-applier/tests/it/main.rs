@@ -4,6 +4,7 @@ mod dedup;
 mod execute;
 mod fence;
 mod flow;
+mod footprint;
 mod lanes;
 mod ledger;
 mod pause;

@@ -134,5 +134,5 @@ impl<'f> Comparing<'f> {
 /// Whether the change can take away a row, or values of it, that others point to.
 fn takes_away(reach: &Reach, row: &RowChange<'_, '_>) -> bool {
     let ties = &reach.referenced_by;
-    row.deletes() || !row.inserts() && ties.iter().any(|tie| !row.keeps(&tie.own))
+    !row.inserts() && ties.iter().any(|tie| !row.keeps(&tie.own))
 }

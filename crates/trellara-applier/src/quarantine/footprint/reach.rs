@@ -234,10 +234,6 @@ impl<'m> RowChange<'m, '_> {
         matches!(self.old, Old::None)
     }
 
-    pub(super) fn deletes(&self) -> bool {
-        self.new.is_none()
-    }
-
     pub(super) fn before(&self, of: &Projection) -> Image<Texts<'m>> {
         match self.old {
             Old::None => Image::Absent,
