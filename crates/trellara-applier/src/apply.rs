@@ -230,7 +230,7 @@ impl Writer {
         Ok((recorded, applied.changes))
     }
 
-    fn executor<'c>(&'c mut self, client: &'c Client, set_wise: bool) -> Executor<'c> {
+    pub(crate) fn executor<'c>(&'c mut self, client: &'c Client, set_wise: bool) -> Executor<'c> {
         let options = ExecutorOptions {
             role_replica: self.replica,
             set_wise,
@@ -240,7 +240,11 @@ impl Writer {
 
     /// Commits what was written, or rolls back and says why. A commit that is answered by silence
     /// is neither: the next connection reads the ledger (B21).
-    async fn end<T>(&self, client: &Client, written: Result<T, Failure>) -> Result<T, Failure> {
+    pub(crate) async fn end<T>(
+        &self,
+        client: &Client,
+        written: Result<T, Failure>,
+    ) -> Result<T, Failure> {
         let failure = match written {
             Ok(done) => match client.batch_execute("COMMIT").await {
                 Ok(()) => return Ok(done),

@@ -21,6 +21,8 @@ use crate::ledger::{self, Ledger};
 use crate::machine::Machine;
 use crate::options::ApplierOptions;
 use crate::position;
+use crate::quarantine::replay;
+use crate::quarantine::request::{self, DESK};
 use crate::report::Reporter;
 use crate::rewind::Request;
 use crate::session::{CHECKPOINT_NOW, TargetSession};
@@ -39,6 +41,7 @@ mod again;
 mod commit;
 mod dedup;
 mod deliver;
+mod desk;
 mod fence;
 mod isolate;
 mod pause;
@@ -139,6 +142,9 @@ impl<'a> Attempt<'a> {
         let durable = ledger::checkpoint(target.client(), &options.flow, options.lane)
             .await?
             .ok_or_else(|| not_set_up(options))?;
+        let (flow, lane) = (&options.flow, options.lane);
+        replay::release_stale(target.client(), flow, lane, held.epoch).await?;
+        request::forget_old(target.client(), flow, lane).await?;
         let registration = target.identity.registration();
         let facts = position::check_stream(broker, options, &registration).await?;
         let reader = Reader::new(broker, &facts.name);
@@ -216,6 +222,7 @@ impl<'a> Attempt<'a> {
         // Whoever applied before may have said that nothing more comes.
         self.look_at_pause().await?;
         self.look_at_fence().await?;
+        Box::pin(self.serve_desk()).await?;
         let mut tick = tokio::time::interval(self.options.report_interval);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -249,6 +256,9 @@ impl<'a> Attempt<'a> {
         if notification.payload == CHECKPOINT_NOW {
             self.asked_until = Some(Instant::now() + ASKED_FOR);
             self.write_down().await?;
+        }
+        if notification.payload == DESK {
+            Box::pin(self.serve_desk()).await?;
         }
         if notification.payload == LOOK {
             self.look_at_fence().await?;

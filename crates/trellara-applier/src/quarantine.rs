@@ -13,10 +13,14 @@ use trellara_envelope::{
 
 use crate::checkpoint::Checkpoint;
 
+pub mod audit;
+pub mod desk;
 pub mod footprint;
-#[allow(dead_code, reason = "who sets aside and who replays come next")]
+#[allow(dead_code, reason = "who sets aside comes next")]
 pub(crate) mod frames;
 pub mod keys;
+pub(crate) mod replay;
+pub mod request;
 pub mod store;
 
 /// Number of a held transaction on its target; of one lane they grow in commit order.

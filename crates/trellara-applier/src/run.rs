@@ -201,7 +201,7 @@ impl Backoff {
 }
 
 /// A random UUID (version 4) in its text form.
-fn random_uuid() -> String {
+pub(crate) fn random_uuid() -> String {
     let mut bytes: [u8; 16] = rand::random();
     bytes[6] = (bytes[6] & 0x0f) | 0x40;
     bytes[8] = (bytes[8] & 0x3f) | 0x80;

@@ -203,7 +203,7 @@ impl Attempt<'_> {
     }
 
     /// What is committed is known, and counted.
-    fn count(&mut self, committed: &Committed) {
+    pub(super) fn count(&mut self, committed: &Committed) {
         self.learn(committed);
         if committed.transactions > 0 {
             self.status.count_batch(

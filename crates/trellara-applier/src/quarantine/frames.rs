@@ -354,6 +354,11 @@ impl Head {
         &self.aborted
     }
 
+    /// Its records cannot be read.
+    pub(crate) fn unreadable(&self, error: &trellara_pgoutput::Error) -> Halt {
+        damaged(&self.name, &error.to_string())
+    }
+
     /// The manifest with its place, of a chunked one.
     pub(crate) fn large(&self) -> Option<Large<'_>> {
         match &self.body {

@@ -1,6 +1,7 @@
 //! The applier against real servers.
 
 mod dedup;
+mod desk;
 mod execute;
 mod fence;
 mod flow;

@@ -1,0 +1,63 @@
+//! What an operator asked of the held transactions, done at a safe point: nothing is in flight, and
+//! nobody else writes on the lane.
+
+use super::Attempt;
+use super::commit::reporting;
+use crate::apply::Source;
+use crate::batch::Batch;
+use crate::quarantine::desk::{self, Hands};
+use crate::quarantine::request::{self, Answer};
+use crate::trouble::Trouble;
+
+impl Attempt<'_> {
+    /// Serves every request that somebody waits for.
+    pub(super) async fn serve_desk(&mut self) -> Result<(), Trouble> {
+        let (flow, lane) = (&self.options.flow, self.options.lane);
+        while let Some((token, order)) = request::next(self.target.client(), flow, lane).await? {
+            if let Some(run) = self.fenced_by() {
+                // It compares the target as it stands.
+                let reason =
+                    format!("verify run {run} holds the lane; try again when it has ended");
+                let answer = Answer::NotNow { reason };
+                request::answer(self.target.client(), flow, &token, &answer).await?;
+                continue;
+            }
+            self.write_down().await?;
+            let before = self.durable.end_lsn;
+            let client = &self.target.session.client;
+            let source = Source {
+                broker: self.broker,
+                reader: &self.reader,
+                options: self.options,
+                cancel: self.cancel,
+                status: self.status,
+            };
+            let hands = Hands {
+                client,
+                writer: &mut self.writer,
+                flow,
+                lane,
+                source: Some(&source),
+            };
+            let working = desk::work(hands, &self.durable, &order, &token);
+            let every = self.options.report_interval;
+            let working = reporting(working, &self.reporter, &self.durable, every);
+            let steps = Box::pin(working).await?;
+            for committed in steps.iter().filter_map(|step| step.committed.as_ref()) {
+                self.durable = committed.checkpoint.clone();
+                self.count(committed);
+            }
+            self.batch = Batch::behind(&self.durable, self.keep_from);
+            self.show();
+            let items = steps.into_iter().map(|step| step.item).collect();
+            let answer = Answer::Done(items);
+            request::answer(self.target.client(), flow, &token, &answer).await?;
+            if self.durable.end_lsn != before {
+                return Err(Trouble::passing(
+                    "the desk has moved the lane past what it stood in front of; reading on behind it",
+                ));
+            }
+        }
+        Ok(())
+    }
+}
