@@ -7,7 +7,8 @@ use trellara_testkit::compare;
 use trellara_testkit::daemon::Daemon;
 
 use crate::restart::until;
-use crate::scenario::{WITHIN, prepared, run, started};
+use crate::scenario::{WITHIN, prepared, run, started, value};
+use trellara_testkit::flow::Flow;
 
 const SCHEMA: &str = "CREATE TABLE t (id bigint PRIMARY KEY, v text)";
 
@@ -47,7 +48,40 @@ async fn a_rewind_leaves_every_row_version_of_the_target_as_it_was() -> Result<(
         ] {
             ensure!(report[field] == wanted, "{field} in {report}");
         }
+        let oldest = report["first_sequence"].as_u64().context("a sequence")?;
+        places(&flow, oldest).await?;
+        ensure!(written().await? == before, "rows were written");
         flow.converges(WITHIN).await?;
+    }
+    Ok(())
+}
+
+/// To the sequence and to the position where the target stands: one frame, or a few behind it.
+async fn places(flow: &Flow, oldest: u64) -> Result<()> {
+    let stands = "SELECT stream_sequence || ' ' || end_lsn FROM trellara.applied \
+                   WHERE length(hashes) > 0 ORDER BY first_ordinal DESC LIMIT 1";
+    let stands = value(&flow.target_admin, stands).await?;
+    let (sequence, lsn) = stands.split_once(' ').context("both")?;
+    for to in [sequence, lsn] {
+        let words = ["rewind", "--to", to, "--output", "json"];
+        let done = flow.command(&words).await?;
+        ensure!(done.code == 0, "{done:?}");
+        let report: Value = serde_json::from_str(&done.stdout)?;
+        let first = report["first_sequence"].as_u64().context("a sequence")?;
+        ensure!(first == sequence.parse::<u64>()?, "{to}: {report}");
+        ensure!(first > oldest && report["rows_written"] == 0, "{report}");
+        ensure!(report["transactions"].as_u64() >= Some(1), "{report}");
+    }
+    for (to, named) in [
+        ("99999999", "is beyond the applied place"),
+        ("F/0", "F/0 is beyond"),
+    ] {
+        let done = flow.command(&["rewind", "--to", to]).await?;
+        ensure!(done.code == 64 && done.stderr.contains(named), "{done:?}");
+    }
+    for nonsense in ["newest", "0", "-1", "1/", "1/2/3"] {
+        let done = flow.command(&["rewind", "--to", nonsense]).await?;
+        ensure!(done.code == 64, "{done:?}");
     }
     Ok(())
 }

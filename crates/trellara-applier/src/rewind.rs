@@ -3,18 +3,58 @@
 //! The request goes to the flow's channel ([`crate::channel`]), the answers come on
 //! [`answer_channel`]. Nothing of it is stored: a request that nobody hears did nothing.
 
-use trellara_envelope::{FlowName, StreamSequence};
+use std::fmt;
 
-const REQUEST: &str = "rewind oldest ";
+use trellara_envelope::{FlowName, Lsn, StreamSequence};
+
+const REQUEST: &str = "rewind ";
 
 /// The channel on which an applier answers.
 pub fn answer_channel(flow: &FlowName) -> String {
     format!("trellara_{flow}_answer")
 }
 
-/// Read the stream again from its oldest frame.
+/// Where to read from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// The oldest frame of the stream.
+    Oldest,
+    /// The frame at this sequence, or the next one behind it.
+    Sequence(StreamSequence),
+    /// The first frame whose position is at or beyond this one: what ends behind it comes again.
+    Lsn(Lsn),
+}
+
+impl Place {
+    /// `oldest`, a sequence in digits, or an LSN with its slash.
+    pub fn parse(text: &str) -> Option<Self> {
+        match text {
+            "oldest" => Some(Place::Oldest),
+            lsn if lsn.contains('/') => lsn.parse().ok().map(Place::Lsn),
+            digits if digits.bytes().all(|b| b.is_ascii_digit()) => {
+                let number = digits.parse().ok().filter(|number| *number > 0)?;
+                Some(Place::Sequence(StreamSequence(number)))
+            }
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::Oldest => f.write_str("oldest"),
+            Place::Sequence(sequence) => sequence.fmt(f),
+            Place::Lsn(lsn) => lsn.fmt(f),
+        }
+    }
+}
+
+/// Read the stream again from a place that was passed before.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
+    /// Where from.
+    pub to: Place,
     /// Names the request in the answers.
     pub token: String,
 }
@@ -22,16 +62,18 @@ pub struct Request {
 impl Request {
     /// The payload of the notification.
     pub fn payload(&self) -> String {
-        format!("{REQUEST}{}", self.token)
+        format!("{REQUEST}{} {}", self.to, self.token)
     }
 
     /// A request, if the payload is one.
     pub fn parse(payload: &str) -> Option<Self> {
-        let token = payload.strip_prefix(REQUEST)?;
+        let (to, token) = payload.strip_prefix(REQUEST)?.split_once(' ')?;
+        let to = Place::parse(to)?;
         let legal = |b: u8| b.is_ascii_alphanumeric() || b == b'-';
-        let token = (1..=64).contains(&token.len()) && token.bytes().all(legal);
-        token.then(|| Self {
-            token: payload[REQUEST.len()..].to_owned(),
+        let well_formed = (1..=64).contains(&token.len()) && token.bytes().all(legal);
+        well_formed.then(|| Self {
+            to,
+            token: token.to_owned(),
         })
     }
 }
@@ -48,6 +90,11 @@ pub enum Answer {
     },
     /// It has passed its old place.
     Done(Report),
+    /// It will not begin: there is no such place.
+    Refused {
+        /// Why, naming the place.
+        reason: String,
+    },
     /// It could not begin or not end; the reason is for people.
     Failed {
         /// Why.
@@ -90,11 +137,8 @@ impl Answer {
                 let words = report.fields().map(|number| number.to_string());
                 format!("{token} done {}", words.join(" "))
             }
-            Answer::Failed { reason } => {
-                // A notification carries less than 8000 bytes.
-                let short: String = reason.chars().take(1500).collect();
-                format!("{token} failed {short}")
-            }
+            Answer::Refused { reason } => format!("{token} refused {}", short(reason)),
+            Answer::Failed { reason } => format!("{token} failed {}", short(reason)),
         }
     }
 
@@ -118,12 +162,20 @@ impl Answer {
                 }
                 words.next().is_none().then_some(Answer::Done(report))
             }
+            "refused" => Some(Answer::Refused {
+                reason: rest.to_owned(),
+            }),
             "failed" => Some(Answer::Failed {
                 reason: rest.to_owned(),
             }),
             _ => None,
         }
     }
+}
+
+/// A notification carries less than 8000 bytes.
+fn short(reason: &str) -> String {
+    reason.chars().take(1500).collect()
 }
 
 impl Report {
@@ -162,15 +214,26 @@ mod tests {
 
     #[test]
     fn requests_and_answers_survive_their_way() {
-        let request = Request {
-            token: "4f-00".to_owned(),
-        };
-        assert_eq!(Request::parse(&request.payload()), Some(request));
+        for (to, written) in [
+            (Place::Oldest, "oldest"),
+            (Place::Sequence(StreamSequence(900)), "900"),
+            (Place::Lsn(Lsn(0x1_0000_0b48)), "1/B48"),
+        ] {
+            let token = "4f-00".to_owned();
+            let request = Request { to, token };
+            assert_eq!(request.payload(), format!("rewind {written} 4f-00"));
+            assert_eq!(Request::parse(&request.payload()), Some(request));
+        }
         for wrong in [
             "checkpoint",
             "rewind oldest ",
             "rewind oldest a b",
             "rewind newest a",
+            "rewind 0 a",
+            "rewind -1 a",
+            "rewind 0/ a",
+            "rewind 99999999999999999999 a",
+            "rewind  a",
         ] {
             assert_eq!(Request::parse(wrong), None, "{wrong}");
         }
@@ -191,6 +254,9 @@ mod tests {
                 rows_written: 3,
                 milliseconds: 1500,
             }),
+            Answer::Refused {
+                reason: "sequence 7 is beyond".to_owned(),
+            },
             Answer::Failed {
                 reason: "GAP: a frame is missing".to_owned(),
             },

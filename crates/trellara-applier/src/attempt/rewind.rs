@@ -5,6 +5,8 @@ use std::time::Instant;
 
 use trellara_envelope::{FrameDigest, StreamSequence};
 
+mod place;
+
 use super::Attempt;
 use crate::machine::{self, Delivered};
 use crate::rewind::{Answer, Report, Request, answer_channel};
@@ -20,7 +22,7 @@ pub(super) struct Rewinding {
 }
 
 impl Attempt<'_> {
-    /// Moves the consumer to the oldest frame of the stream.
+    /// Moves the consumer back to a place that was passed before.
     pub(super) async fn rewind(&mut self, request: Request) -> Result<(), Trouble> {
         let token = request.token;
         let running = self.rewinding.as_ref().map(|rewinding| &rewinding.token);
@@ -49,12 +51,12 @@ impl Attempt<'_> {
             let reason = "no frame was read since the stream was replaced".to_owned();
             return self.answer(&token, &Answer::Failed { reason }).await;
         };
-        let oldest = self.next_from(StreamSequence(1)).await?;
-        let first = oldest.map(|stored| stored.sequence);
-        let Some(first) = first.filter(|first| *first <= until.0) else {
-            return self.answer(&token, &Answer::Done(Report::default())).await;
+        let first = match self.first_of(request.to, until.0).await? {
+            Ok(Some(first)) => first,
+            Ok(None) => return self.answer(&token, &Answer::Done(Report::default())).await,
+            Err(reason) => return self.answer(&token, &Answer::Refused { reason }).await,
         };
-        tracing::info!(%first, until = %until.0, "rewinding, as asked for");
+        tracing::info!(to = %request.to, %first, until = %until.0, "rewinding, as asked for");
         self.consumer.reposition(first).await?;
         self.again = None;
         let before = self.status.snapshot();

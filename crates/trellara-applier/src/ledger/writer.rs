@@ -1,12 +1,36 @@
-//! Which relay's frames counted at a place of the stream that was passed long ago.
+//! What the ledger knows of places of the stream that were passed long ago: which relay's frames
+//! counted there, and where the lane stood.
 
 use tokio_postgres::{Client, Error};
-use trellara_envelope::{FlowName, Incarnation, Lane, StreamSequence};
+use trellara_envelope::{FlowName, Incarnation, Lane, Lsn, StreamSequence};
 
-use super::lane;
+use super::{lane, pg};
 use crate::checkpoint::StreamIdentity;
 
 const READ: &str = include_str!("../sql/incarnation_before.sql");
+
+const SEQUENCE_BEFORE: &str = include_str!("../sql/sequence_before.sql");
+
+/// The last frame of `stream` that the lane had wholly passed while it stood before `position`; `None`
+/// where no row says so.
+///
+/// # Errors
+/// Of the server.
+pub async fn sequence_before(
+    client: &Client,
+    (flow, lane_number): (&FlowName, Lane),
+    stream: &StreamIdentity,
+    position: Lsn,
+) -> Result<Option<StreamSequence>, Error> {
+    let (flow, lane) = (flow.as_str(), lane(lane_number));
+    let row = client
+        .query_opt(
+            SEQUENCE_BEFORE,
+            &[&flow, &lane, &stream.created, &pg(position)],
+        )
+        .await?;
+    Ok(row.map(|row| StreamSequence(row.get::<_, i64>(0).cast_unsigned())))
+}
 
 /// The incarnation of the last frame that the lane passed in `stream` before `sequence`. Reads the
 /// lane's rows from the newest back to that place.

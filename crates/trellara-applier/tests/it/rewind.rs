@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use tokio_postgres::{AsyncMessage, NoTls};
 use trellara_applier::channel;
 pub(crate) use trellara_applier::rewind::Answer;
-use trellara_applier::rewind::{Report, Request, answer_channel};
-use trellara_envelope::{HaltCode, Lane};
+use trellara_applier::rewind::{Place, Report, Request, answer_channel};
+use trellara_envelope::{HaltCode, Lane, Lsn, StreamSequence};
 use trellara_jetstream::trim;
 
 use crate::dedup::{dedup, sql, written_down};
@@ -19,12 +19,20 @@ pub(crate) async fn rewind(flow: &Flow) -> Answer {
 
 /// The same with something that is done right after it was asked for.
 pub(crate) async fn rewind_and(flow: &Flow, then: impl AsyncFnOnce()) -> Answer {
-    static NUMBER: AtomicU32 = AtomicU32::new(0);
-    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    rewind_as(flow, &format!("test-{number}"), then).await
+    rewind_as(flow, (Place::Oldest, &token()), then).await
 }
 
-async fn rewind_as(flow: &Flow, token: &str, then: impl AsyncFnOnce()) -> Answer {
+/// Asks for a rewind to a place and waits for its end.
+async fn rewind_to(flow: &Flow, to: Place) -> Answer {
+    rewind_as(flow, (to, &token()), async || ()).await
+}
+
+fn token() -> String {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    format!("test-{}", NUMBER.fetch_add(1, Ordering::Relaxed))
+}
+
+async fn rewind_as(flow: &Flow, (to, token): (Place, &str), then: impl AsyncFnOnce()) -> Answer {
     let (listener, mut connection) = tokio_postgres::connect(&flow.target.url, NoTls)
         .await
         .unwrap();
@@ -43,7 +51,7 @@ async fn rewind_as(flow: &Flow, token: &str, then: impl AsyncFnOnce()) -> Answer
         .batch_execute(&format!("LISTEN \"{answer}\""))
         .await
         .unwrap();
-    ask(flow, &listener, token).await;
+    ask(flow, &listener, (to, token)).await;
     then().await;
     let wait = async {
         loop {
@@ -59,8 +67,9 @@ async fn rewind_as(flow: &Flow, token: &str, then: impl AsyncFnOnce()) -> Answer
         .expect("an answer")
 }
 
-async fn ask(flow: &Flow, client: &tokio_postgres::Client, token: &str) {
+async fn ask(flow: &Flow, client: &tokio_postgres::Client, (to, token): (Place, &str)) {
     let request = Request {
+        to,
         token: token.to_owned(),
     };
     let words = [channel(&flow.name), request.payload()];
@@ -139,10 +148,10 @@ async fn a_request_that_is_repeated_is_one_request() {
     let (flow, applier) = Flow::applied(18, &[&[1], &[2]]).await;
     let again = async || {
         for _ in 0..3 {
-            ask(&flow, &flow.target.client, "a-test").await;
+            ask(&flow, &flow.target.client, (Place::Oldest, "a-test")).await;
         }
     };
-    let answer = rewind_as(&flow, "a-test", again).await;
+    let answer = rewind_as(&flow, (Place::Oldest, "a-test"), again).await;
     let Answer::Done(report) = answer else {
         panic!("{answer:?}");
     };
@@ -254,4 +263,162 @@ async fn c44_what_comes_again_from_far_apart_is_looked_up_in_pieces() {
     assert!(report.rows_read <= 121, "one for each: {report:?}");
     applier.stop().await;
     assert_eq!(flow.target.rows().await.split(' ').count(), 101);
+}
+
+async fn done(flow: &Flow, to: Place) -> Report {
+    match rewind_to(flow, to).await {
+        Answer::Done(report) => report,
+        other => panic!("{to}: {other:?}"),
+    }
+}
+
+async fn refused(flow: &Flow, to: Place) -> String {
+    match rewind_to(flow, to).await {
+        Answer::Refused { reason } => reason,
+        other => panic!("{to}: {other:?}"),
+    }
+}
+
+/// Whatever the ledger's rows cover: one transaction each, or all of them together.
+#[tokio::test]
+async fn a_rewind_to_a_place_begins_at_the_frame_that_is_there() {
+    for (version, batch) in [(15, 1), (18, 4096)] {
+        let mut flow = Flow::new(version).await;
+        flow.marker().await;
+        let mut ends = Vec::new();
+        for id in 0..6 {
+            flow.bundle(&[&[2 * id], &[2 * id + 1]]).await;
+            ends.push((flow.sequence, flow.position));
+        }
+        let mut options = flow.options();
+        options.batch_transactions = batch;
+        let applier = flow.start_with(options);
+        flow.caught_up().await;
+        written_down(&mut flow).await;
+        let before = row_versions(&flow).await;
+        let (_, last) = *ends.last().unwrap();
+        for lsn in (0x101..=last)
+            .step_by(5)
+            .chain(ends.iter().map(|(_, end)| *end))
+        {
+            let report = done(&flow, Place::Lsn(Lsn(lsn))).await;
+            let behind = ends.iter().filter(|(_, end)| *end >= lsn);
+            let (first, _) = *behind.clone().next().expect("it was applied");
+            assert_eq!(report.first, first, "{lsn:x}");
+            assert_eq!(report.transactions, 2 * behind.count() as u64, "{lsn:x}");
+            assert_eq!(
+                (report.confirmed, report.rows_written),
+                (report.transactions, 0)
+            );
+        }
+        for (number, (sequence, _)) in ends.iter().enumerate() {
+            let report = done(&flow, Place::Sequence(StreamSequence(*sequence))).await;
+            let transactions = 2 * (ends.len() - number) as u64;
+            assert_eq!((report.first, report.until), (*sequence, flow.sequence));
+            assert_eq!(report.transactions, transactions);
+        }
+        assert_eq!(row_versions(&flow).await, before);
+        // Genesis and marker end where the flow began.
+        let report = done(&flow, Place::Lsn(Lsn(0x100))).await;
+        assert_eq!((report.first, report.transactions), (1, 12));
+        let before_it = refused(&flow, Place::Lsn(Lsn(0xff))).await;
+        assert_eq!(before_it, "0/FF is before the flow began, at 0/100");
+        flow.bundle(&[&[100]]).await;
+        flow.caught_up().await;
+        applier.stop().await;
+    }
+}
+
+/// A relay that published a range again wrote frames whose positions go back: the first that reached
+/// the place is meant, not the one that came again.
+#[tokio::test]
+async fn a_rewind_to_an_lsn_finds_the_frame_that_reached_it_first() {
+    let mut flow = Flow::new(18).await;
+    flow.marker().await;
+    let mut options = flow.options();
+    options.batch_transactions = 1;
+    let applier = flow.start_with(options);
+    let mut first = 0;
+    for id in 0..20 {
+        flow.bundle(&[&[id]]).await;
+        if id == 9 {
+            first = flow.sequence;
+        }
+    }
+    for _ in 0..10 {
+        let end = flow.position;
+        flow.go_back_to(0x100);
+        flow.marker().await;
+        flow.bundle(&[&[7]]).await;
+        flow.go_back_to(end);
+        flow.marker().await;
+    }
+    flow.caught_up().await;
+    written_down(&mut flow).await;
+    let report = done(&flow, Place::Lsn(Lsn(0x1a0))).await;
+    assert_eq!(report.first, first, "{report:?}");
+    assert_eq!(report.transactions, 11 + 10);
+    applier.stop().await;
+}
+
+/// Chunks are read with their manifest: a rewind into the middle of them begins behind.
+#[tokio::test]
+async fn a_rewind_to_a_chunk_begins_at_the_frame_behind_it() {
+    let (mut flow, applier) = Flow::applied(18, &[&[1]]).await;
+    let bundle = flow.sequence;
+    flow.large(&[2, 3], |_| {}).await;
+    let manifest = flow.sequence;
+    flow.caught_up().await;
+    assert!(manifest > bundle + 1, "there are chunks");
+    let report = done(&flow, Place::Sequence(StreamSequence(bundle + 1))).await;
+    assert_eq!((report.first, report.transactions), (manifest, 1));
+    assert_eq!(report.confirmed, 1);
+    applier.stop().await;
+}
+
+#[tokio::test]
+async fn a_place_that_is_not_there_is_refused_by_name() {
+    let (mut flow, applier) = Flow::applied(18, &[&[1], &[2], &[3]]).await;
+    let (last, end) = (flow.sequence, flow.position);
+    let beyond = refused(&flow, Place::Sequence(StreamSequence(last + 1))).await;
+    assert_eq!(
+        beyond,
+        format!(
+            "sequence {} is beyond the applied place, sequence {last}",
+            last + 1
+        )
+    );
+    let beyond = refused(&flow, Place::Lsn(Lsn(end + 1))).await;
+    let applied = format!("is beyond the applied position, {}", Lsn(end));
+    assert!(beyond.ends_with(&applied), "{beyond}");
+    // The last frame stays whatever is trimmed.
+    for id in 4..8 {
+        flow.bundle(&[&[id]]).await;
+    }
+    flow.caught_up().await;
+    let oldest = StreamSequence(flow.sequence - 1);
+    let lane = flow.name.transactions_subject(Lane(0));
+    for subject in [lane, flow.name.mark_subject()] {
+        trim::purge_to(&flow.broker, &flow.name.stream(), &subject, oldest)
+            .await
+            .unwrap();
+    }
+    let gone = refused(&flow, Place::Sequence(StreamSequence(2))).await;
+    assert!(
+        gone.contains("sequence 2 is not in the stream any more")
+            && gone.ends_with(&oldest.to_string()),
+        "{gone}"
+    );
+    let behind = Lsn(flow.position - 0x20);
+    for lsn in [Lsn(0x101), behind] {
+        let gone = refused(&flow, Place::Lsn(lsn)).await;
+        let named = format!("{lsn} is not in the stream any more");
+        assert!(
+            gone.starts_with(&named) && gone.ends_with(&behind.to_string()),
+            "{gone}"
+        );
+    }
+    let report = done(&flow, Place::Lsn(Lsn(behind.0 + 1))).await;
+    assert_eq!((report.first, report.transactions), (oldest.0, 2));
+    applier.stop().await;
 }

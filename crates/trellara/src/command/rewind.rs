@@ -6,7 +6,7 @@ use serde::Serialize;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use trellara_applier::channel;
-use trellara_applier::rewind::{Answer, Report, Request, answer_channel};
+use trellara_applier::rewind::{Answer, Place, Report, Request, answer_channel};
 use trellara_envelope::FlowName;
 use trellara_postgres::{Notification, Session, quote};
 
@@ -17,9 +17,9 @@ use crate::exit::{Exit, Failure};
 use crate::link;
 use crate::telemetry::{self, LogFormat};
 
-/// Moves the running applier back to the oldest frame of the stream.
+/// Moves the running applier back to an earlier place of the stream.
 ///
-/// Everything that the stream still holds is delivered once more, looked up in the target's ledger,
+/// Everything from there to where it stands is delivered once more, looked up in the target's ledger,
 /// and skipped because it was applied. A transaction that is not there, and whose row was not pruned,
 /// halts the applier (DIVERGED): the rewind is also a proof that the target has applied what the
 /// stream says. Nothing new is applied while it runs, about 7 seconds per million transactions.
@@ -28,14 +28,15 @@ use crate::telemetry::{self, LogFormat};
 Reads:  the stream, through the applier; the target's ledger
 Writes: nothing; it sends NOTIFY trellara_<flow> on the target, for which no right is needed
 
-Exit codes: 0 done; 20 no applier answers, or it takes longer; 10, 11, 12, 13, 77 the applier
+Exit codes: 0 done; 64 no such place; 20 no applier answers, or it takes longer; 10, 11, 12, 13, 77 the applier
             halted; 1 it could not do it, or the target does not answer
 
 Examples:
   trellara rewind --to oldest
+  trellara rewind --to 16/B374D848
   trellara rewind --to oldest --timeout 1h --output json")]
 pub(crate) struct Args {
-    /// Where to: `oldest`. A sequence or an LSN is not available yet.
+    /// `oldest`, the sequence of a frame, or an LSN: the first frame that reaches it.
     #[arg(long, value_name = "PLACE", value_parser = place)]
     to: Place,
     /// Give up waiting after this long; what was begun goes on.
@@ -43,16 +44,9 @@ pub(crate) struct Args {
     timeout: Duration,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
-    Oldest,
-}
-
 fn place(text: &str) -> Result<Place, String> {
-    match text {
-        "oldest" => Ok(Place::Oldest),
-        _ => Err("only `oldest`: a sequence or an LSN is not available yet".to_owned()),
-    }
+    Place::parse(text)
+        .ok_or_else(|| "not `oldest`, a sequence, or an LSN such as 16/B374D848".to_owned())
 }
 
 /// How often the request is repeated, and the daemons are asked whether they halted.
@@ -80,12 +74,11 @@ struct Rewound {
 pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Failure> {
     telemetry::start_logs(context, false, LogFormat::Text);
     let config = context.config()?;
-    let Place::Oldest = args.to;
     let mut target = link::target(&config).await?;
     if link::checkpoint(&config, &target).await?.is_none() {
         return Err(link::not_set_up(&config));
     }
-    let report = ask(&config, &mut target, args.timeout, context).await?;
+    let report = ask(&config, &mut target, args, context).await?;
     if report.frames == 0 {
         context.output.note(
             "the stream holds nothing from before the applied position: all of it was purged",
@@ -99,7 +92,7 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
 async fn ask(
     config: &Config,
     target: &mut Session,
-    timeout: Duration,
+    args: &Args,
     context: &Context,
 ) -> Result<Report, Failure> {
     let mut heard = target
@@ -111,7 +104,8 @@ async fn ask(
         .client
         .batch_execute(&format!("LISTEN {answers}"))
         .await?;
-    let request = Request { token };
+    let (to, timeout) = (args.to, args.timeout);
+    let request = Request { to, token };
     let asking = Asking {
         config,
         target,
@@ -127,6 +121,11 @@ async fn ask(
                 context.output.note(words);
             }
             Some(Answer::Done(report)) => return Ok(report),
+            Some(Answer::Refused { reason }) => {
+                let hint = "`trellara inspect` shows what the stream holds, `trellara status` where \
+                            the target stands";
+                return Err(Failure::new(Exit::Usage, reason, hint));
+            }
             Some(Answer::Failed { reason }) => return Err(failed(config, &reason).await),
             None => return Err(overdue(&config.flow, began, timeout)),
         }
