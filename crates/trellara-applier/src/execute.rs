@@ -4,6 +4,7 @@
 //! (A6). This module never begins, commits or rolls back: the caller sends COMMIT only after
 //! [`Executor::flush`] has returned `Ok`, and rolls back after any error (C31).
 
+mod conflict;
 mod deferred;
 mod error;
 mod pipeline;
@@ -15,11 +16,13 @@ use tokio_postgres::Client;
 use trellara_envelope::Oid;
 use trellara_pgoutput::{Message, Relation, RelationMap};
 
+pub use self::conflict::{Conflict, Skipped};
 pub(crate) use self::error::Place;
 pub use self::error::{ApplyError, ApplyErrorDetails, ApplyErrorKind};
 use self::pipeline::Pipeline;
 pub(crate) use self::statements::Statements;
 use crate::plan::{Change, Identity, Planner, owned_sequences};
+use crate::quarantine::ConflictRules;
 use crate::target::{Catalog, TargetTable};
 
 /// Settings an apply session needs, beyond [`trellara_postgres::SESSION_SETTINGS`]; to be given
@@ -81,6 +84,9 @@ pub struct Executor<'c> {
     planner: Planner,
     pipeline: Pipeline<'c>,
     changes: u64,
+    /// `None` where every conflict is an error.
+    rules: Option<&'c ConflictRules>,
+    skipped: Vec<Skipped>,
     prologue: Prologue,
     failed: Option<ApplyError>,
 }
@@ -102,6 +108,8 @@ impl<'c> Executor<'c> {
             planner: Planner::new(options.role_replica, options.set_wise),
             pipeline: Pipeline::new(client),
             changes: 0,
+            rules: None,
+            skipped: Vec::new(),
             prologue: if options.role_replica {
                 Prologue::Done
             } else {
@@ -109,6 +117,20 @@ impl<'c> Executor<'c> {
             },
             failed: None,
         }
+    }
+
+    /// Gives it the flow's conflict rules. They act only where changes go one by one, without
+    /// [`ExecutorOptions::set_wise`]: that a change is in conflict is a verdict like any other (C36).
+    #[must_use]
+    pub fn with_conflicts(mut self, rules: &'c ConflictRules) -> Self {
+        self.rules = (!self.planner.is_set_wise() && !rules.are_default()).then_some(rules);
+        self
+    }
+
+    /// What rules did since the last time; to be recorded in the same target transaction. Of a long
+    /// transaction it is taken piece by piece, so that it does not gather here.
+    pub fn take_skipped(&mut self) -> Vec<Skipped> {
+        std::mem::take(&mut self.skipped)
     }
 
     /// Says that the changes from here on belong to the next source transaction; errors count
@@ -217,15 +239,19 @@ impl<'c> Executor<'c> {
     ) -> Result<(), ApplyError> {
         self.changes += 1;
         let place = self.planner.count();
-        let large = async {
+        let mapping = async {
             let relation = described(relation, relations)?;
-            let mapping = self
-                .catalog
-                .mapping(self.client, relation, relations)
-                .await?;
-            self.planner.change(&mapping, &change)
+            let mapping = self.catalog.mapping(self.client, relation, relations);
+            mapping.await
         };
-        let large = large.await.map_err(|error| error.at(place, 1))?;
+        let mapping = mapping.await.map_err(|error| error.at(place, 1))?;
+        if let Some(conflicts) = self.rules_of(&mapping.table) {
+            let applied = self.apply_ruled(&mapping, &change, conflicts).await;
+            let table = &mapping.table;
+            return applied.map_err(|error| error.on(&table.schema, &table.name).at(place, 1));
+        }
+        let large = self.planner.change(&mapping, &change);
+        let large = large.map_err(|error| error.at(place, 1))?;
         self.send_ready().await?;
         match large {
             Some(step) => {

@@ -46,8 +46,8 @@ pub mod verdict;
 mod watch;
 
 pub use execute::{
-    APPLY_SETTINGS, Applied, ApplyError, ApplyErrorDetails, ApplyErrorKind, Executor,
-    ExecutorOptions,
+    APPLY_SETTINGS, Applied, ApplyError, ApplyErrorDetails, ApplyErrorKind, Conflict, Executor,
+    ExecutorOptions, Skipped,
 };
 pub use session::{CHECKPOINT_NOW, channel};
 pub use target::{

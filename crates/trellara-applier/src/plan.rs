@@ -136,6 +136,11 @@ impl Planner {
         };
     }
 
+    /// Whether like changes may go together.
+    pub(crate) fn is_set_wise(&self) -> bool {
+        self.set_wise
+    }
+
     /// Counts a change; to be called before it is looked at, so that errors name it.
     pub(crate) fn count(&mut self) -> Place {
         self.place.change += 1;
@@ -150,18 +155,8 @@ impl Planner {
         change: &Change<'m>,
     ) -> Result<Option<Step<'m>>, ApplyError> {
         let table = &mapping.table;
-        let name = |error: ApplyError| error.on(&table.schema, &table.name);
-        let moved = Move::of(mapping, change).map_err(name)?;
-        if self.role_replica {
-            self.touched.note(mapping, &moved);
-        } else if matches!(moved.shape, Shape::Replace(_)) {
-            return Err(name(needs_replica_role()));
-        }
-        let fires = if self.role_replica {
-            table.fires_as_replica
-        } else {
-            table.fires_as_origin
-        };
+        let moved = self.fit(mapping, change)?;
+        let fires = self.fires(table);
         if fires {
             self.emit_all();
         } else if !self.role_replica {
@@ -169,7 +164,7 @@ impl Planner {
         }
         if moved.bytes() > LARGE_ROW {
             self.emit_tree(table.root);
-            return Ok(Some(self.alone(mapping, &moved)));
+            return Ok(Some(self.step(mapping, &moved)));
         }
         self.gather(mapping, &moved, fires);
         Ok(None)
@@ -285,7 +280,44 @@ impl Planner {
         }
     }
 
-    fn alone<'m>(&self, mapping: &Arc<Mapping>, moved: &Move<'m>) -> Step<'m> {
+    /// Fits a change to its table, and notes what of it must be checked at the end.
+    pub(crate) fn fit<'m>(
+        &mut self,
+        mapping: &Arc<Mapping>,
+        change: &Change<'m>,
+    ) -> Result<Move<'m>, ApplyError> {
+        let name = |error: ApplyError| error.on(&mapping.table.schema, &mapping.table.name);
+        let moved = Move::of(mapping, change).map_err(name)?;
+        if !self.may(&moved) {
+            return Err(name(needs_replica_role()));
+        }
+        if self.role_replica {
+            self.touched.note(mapping, &moved);
+        }
+        Ok(moved)
+    }
+
+    /// Whether it can be done under our role.
+    pub(crate) fn may(&self, moved: &Move<'_>) -> bool {
+        self.role_replica || !matches!(moved.shape, Shape::Replace(_))
+    }
+
+    /// Whether something of the target's own happens when the table is written to.
+    pub(crate) fn fires(&self, table: &TargetTable) -> bool {
+        if self.role_replica {
+            table.fires_as_replica
+        } else {
+            table.fires_as_origin
+        }
+    }
+
+    /// Where the change counted last stands.
+    pub(crate) fn place(&self) -> Place {
+        self.place
+    }
+
+    /// A statement for one row, which borrows its values.
+    pub(crate) fn step<'m>(&self, mapping: &Arc<Mapping>, moved: &Move<'m>) -> Step<'m> {
         Step {
             parameters: moved.values().map(Parameter::Borrowed).collect(),
             ..Step::of(

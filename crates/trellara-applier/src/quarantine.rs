@@ -21,6 +21,7 @@ pub(crate) mod frames;
 pub mod keys;
 pub(crate) mod replay;
 pub mod request;
+pub mod skipped;
 pub mod store;
 
 /// Number of a held transaction on its target; of one lane they grow in commit order.
@@ -88,6 +89,7 @@ macro_rules! words {
     };
 }
 
+words!(ConflictRule { Error = "error", Skip = "skip", Overwrite = "overwrite" });
 words!(HeldReason { Blocking = "blocking", Poisoned = "poisoned", Dependent = "dependent" });
 words!(HeldState {
     Held = "held",

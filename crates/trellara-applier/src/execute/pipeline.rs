@@ -112,6 +112,24 @@ impl<'c> Pipeline<'c> {
         self.judge(&claim, result)
     }
 
+    /// As [`Pipeline::run_alone`] for a statement that must touch one row or none: which of the two.
+    pub(super) async fn run_for_one(
+        &mut self,
+        statements: &mut Statements,
+        step: Step<'_>,
+    ) -> Result<bool, ApplyError> {
+        self.drain().await?;
+        let mut claim = Claim::of(&step);
+        let statement = self.prepare(statements, &step, &claim).await?;
+        self.sent += 1;
+        let result = run(self.client, statement, step).await;
+        let none = matches!(result, Ok(0));
+        if none {
+            claim.rows = None;
+        }
+        self.judge(&claim, result).map(|()| !none)
+    }
+
     /// Waits until every statement was answered with the right count.
     pub(super) async fn drain(&mut self) -> Result<(), ApplyError> {
         while !self.flights.is_empty() {

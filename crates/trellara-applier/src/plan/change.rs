@@ -165,6 +165,86 @@ impl<'m> Move<'m> {
         !matches!(self.shape, Shape::Delete)
     }
 
+    /// The values of the key with which the source leaves the row behind, or with which it was
+    /// deleted, in the order of `mapping.matching`.
+    pub(crate) fn key_left_behind<'a>(
+        &'a self,
+        mapping: &'a Mapping,
+    ) -> impl Iterator<Item = Option<&'m [u8]>> + 'a {
+        mapping.matching.iter().map(|&c| {
+            let c = usize::from(c);
+            let new = self.new_value(c);
+            new.unwrap_or_else(|| self.old.get(c).and_then(|value| text(*value)))
+        })
+    }
+
+    /// Looks for the old row and does nothing to it.
+    pub(crate) fn touching_old(&self, mapping: &Mapping) -> Self {
+        let mut moved = Self::new(
+            Shape::Touch,
+            self.old.clone(),
+            Vec::new(),
+            mapping.matching.clone(),
+            Vec::new(),
+        );
+        moved.narrow = self.narrow;
+        moved
+    }
+
+    /// Looks for a row with the new row's key; `None` where no key finds it.
+    pub(crate) fn touching_new(&self, mapping: &Mapping) -> Option<Self> {
+        (mapping.finding == Finding::Key).then(|| {
+            let matching = mapping.matching.clone();
+            Self::new(
+                Shape::Touch,
+                self.new.clone(),
+                Vec::new(),
+                matching,
+                Vec::new(),
+            )
+        })
+    }
+
+    /// Of an insert: makes a row with its key what the inserted one would be; `None` where no key
+    /// finds it.
+    pub(crate) fn overwriting(&self, mapping: &Mapping) -> Option<Self> {
+        let found = self.touching_new(mapping)?;
+        let beside = |c: &&u16| !mapping.is_key[usize::from(**c)];
+        let set: Vec<u16> = mapping.written.iter().filter(beside).copied().collect();
+        let always = |&c: &u16| mapping.target_column(c).identity_always;
+        let shape = match (set.is_empty(), set.iter().any(always)) {
+            (true, _) => return Some(found),
+            (false, true) => Shape::Replace(set.clone()),
+            (false, false) => Shape::Update(set.clone()),
+        };
+        let (old, new) = (self.new.clone(), self.new.clone());
+        Some(Self::new(shape, old, new, mapping.matching.clone(), set))
+    }
+
+    /// Of an update: inserts the row that it leaves behind; `None` when not all of it was sent.
+    pub(crate) fn inserting(&self, mapping: &Mapping, change: &Change<'m>) -> Option<Self> {
+        let whole_old = matches!(
+            change,
+            Change::Update {
+                old: Some(OldTuple::Full(_)),
+                ..
+            }
+        );
+        let new: Vec<Value<'m>> = self
+            .new
+            .iter()
+            .zip(&self.old)
+            .map(|(new, old)| match new {
+                Value::Unchanged if whole_old => *old,
+                new => *new,
+            })
+            .collect();
+        let written = mapping.written.clone();
+        let sent = |&c: &u16| new.get(usize::from(c)) != Some(&Value::Unchanged);
+        let all = written.iter().all(sent);
+        all.then(|| Self::new(Shape::Insert, Vec::new(), new, Vec::new(), written))
+    }
+
     /// Bytes of the parameters.
     pub(crate) fn bytes(&self) -> usize {
         self.values()

@@ -65,20 +65,50 @@ async fn wholes(client: &Client, id: HeldId, touches: &Touches) -> Result<(), Le
     Ok(())
 }
 
-/// The statement for keys over these columns; at most 32 of them, as an index has.
+/// The statement for keys over these columns.
 fn insert(columns: &[String]) -> String {
-    let arrays: Vec<String> = (0..columns.len()).map(|n| format!("${}", n + 5)).collect();
-    let names: Vec<String> = (0..columns.len()).map(|n| format!("c{n}")).collect();
-    let pairs: Vec<String> = columns
-        .iter()
-        .zip(&names)
-        .map(|(column, name)| format!("{}, u.{name}", quote::literal(column)))
-        .collect();
+    let Keyed {
+        object,
+        parameters,
+        names,
+    } = Keyed::new(columns, 4);
     format!(
         "INSERT INTO trellara.held_key (held_id, schema, \"table\", touch, key) \
-         SELECT $1, $2, $3, $4, pg_catalog.jsonb_build_object({}) FROM unnest({}) AS u({})",
-        pairs.join(", "),
-        arrays.join(", "),
-        names.join(", ")
+         SELECT $1, $2, $3, $4, {} FROM unnest({}) AS u({})",
+        object.as_deref().unwrap_or("NULL"),
+        parameters.trim_start_matches(", "),
+        names.trim_start_matches(", ")
     )
+}
+
+/// SQL that makes objects of columns and values out of text arrays, one per column, in a
+/// `FROM unnest(…) AS u(…)`; at most 32 of them, as an index has.
+pub(super) struct Keyed {
+    /// The object; `None` where there are no columns.
+    pub(super) object: Option<String>,
+    /// The parameters, each behind a comma.
+    pub(super) parameters: String,
+    /// What they are called in `u`, each behind a comma.
+    pub(super) names: String,
+}
+
+impl Keyed {
+    /// The arrays being the parameters behind the first `behind` of them.
+    pub(super) fn new(columns: &[String], behind: usize) -> Self {
+        let numbers = 1..=columns.len();
+        let pairs: Vec<String> = columns
+            .iter()
+            .zip(numbers.clone())
+            .map(|(column, n)| format!("{}, u.c{n}", quote::literal(column)))
+            .collect();
+        let object = format!("pg_catalog.jsonb_build_object({})", pairs.join(", "));
+        Self {
+            object: (!pairs.is_empty()).then_some(object),
+            parameters: numbers
+                .clone()
+                .map(|n| format!(", ${}", n + behind))
+                .collect(),
+            names: numbers.map(|n| format!(", c{n}")).collect(),
+        }
+    }
 }

@@ -4,7 +4,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use tokio_postgres::{Client, NoTls};
-use trellara_applier::{APPLY_SETTINGS, Applied, ApplyError, Catalog, Executor, ExecutorOptions};
+use trellara_applier::quarantine::ConflictRules;
+use trellara_applier::{
+    APPLY_SETTINGS, Applied, ApplyError, Catalog, Executor, ExecutorOptions, Skipped,
+};
 use trellara_local::{PostgresServer, shared};
 use trellara_pgoutput::{Message, RelationMap, decode};
 use trellara_postgres::SESSION_SETTINGS;
@@ -51,6 +54,9 @@ pub(crate) struct World {
     pub(crate) session: Client,
     pub(crate) catalog: Catalog,
     pub(crate) options: ExecutorOptions,
+    pub(crate) rules: ConflictRules,
+    /// What rules did in the last target transaction.
+    pub(crate) skipped: Vec<Skipped>,
     pub(crate) version: u32,
     pub(crate) target_url: String,
     slot: String,
@@ -97,6 +103,8 @@ impl World {
             session: connect(&urls[1]).await,
             catalog: Catalog::new(),
             options: ExecutorOptions::default(),
+            rules: ConflictRules::default(),
+            skipped: Vec::new(),
             version,
             target_url: urls[1].clone(),
             slot,
@@ -159,7 +167,9 @@ impl World {
 
     async fn apply_open(&mut self, messages: &[Vec<u8>]) -> Result<Applied, ApplyError> {
         let mut relations = RelationMap::new();
-        let mut executor = Executor::new(&self.session, &mut self.catalog, self.options);
+        let executor = Executor::new(&self.session, &mut self.catalog, self.options);
+        let mut executor = executor.with_conflicts(&self.rules);
+        self.skipped.clear();
         let mut begun = 0;
         for message in messages {
             let message = decode(message, false).unwrap();
@@ -172,7 +182,9 @@ impl World {
             }
             executor.apply_message(&message, &relations).await?;
         }
-        executor.flush().await
+        let applied = executor.flush().await;
+        self.skipped = executor.take_skipped();
+        applied
     }
 
     /// The rows of both tables must be the same text.

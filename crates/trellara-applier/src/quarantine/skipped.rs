@@ -1,0 +1,107 @@
+//! Changes that a conflict rule let go by or wrote over, as the target keeps them.
+
+use tokio_postgres::Client;
+use tokio_postgres::types::{PgLsn, ToSql, Type};
+use trellara_envelope::{FlowName, Lane, Lsn, TransactionIdentity};
+
+use super::keys;
+use crate::execute::Skipped;
+use crate::ledger::{LedgerError, lane as lane_number};
+use crate::plan::{Parameter, TextArray};
+
+/// Rows written by one statement.
+const ROWS: usize = 4096;
+
+/// Records what rules did to changes of one transaction, inside the target transaction that applies
+/// it.
+///
+/// # Errors
+/// When the server refuses.
+pub async fn record(
+    client: &Client,
+    flow: &FlowName,
+    lane: Lane,
+    identity: &TransactionIdentity,
+    end_lsn: Lsn,
+    skipped: &[Skipped],
+) -> Result<(), LedgerError> {
+    let alike = |a: &Skipped, b: &Skipped| {
+        let names = |s: &Skipped| {
+            s.key
+                .iter()
+                .map(|(name, _)| name.clone())
+                .collect::<Vec<_>>()
+        };
+        a.table == b.table && names(a) == names(b)
+    };
+    for alike in skipped.chunk_by(alike) {
+        for rows in alike.chunks(ROWS) {
+            write(client, flow, lane, identity, end_lsn, rows).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes rows of one table with the same key columns.
+async fn write(
+    client: &Client,
+    flow: &FlowName,
+    lane: Lane,
+    identity: &TransactionIdentity,
+    end_lsn: Lsn,
+    rows: &[Skipped],
+) -> Result<(), LedgerError> {
+    let Some(first) = rows.first() else {
+        return Ok(());
+    };
+    let columns: Vec<String> = first.key.iter().map(|(name, _)| name.clone()).collect();
+    let mut values = vec![TextArray::default(); columns.len()];
+    for row in rows {
+        for (array, (_, value)) in values.iter_mut().zip(&row.key) {
+            array.push(value.as_deref().map(str::as_bytes));
+        }
+    }
+    let values: Vec<Parameter<'_>> = values.into_iter().map(Parameter::Rows).collect();
+    let changes: Vec<i64> = rows.iter().map(|row| row.change.cast_signed()).collect();
+    let verbs: Vec<&str> = rows.iter().map(|row| row.verb).collect();
+    let conflicts: Vec<&str> = rows.iter().map(|row| row.conflict.as_str()).collect();
+    let rules: Vec<&str> = rows.iter().map(|row| row.rule.as_str()).collect();
+    let hash = identity.hash();
+    let hash = &hash.0[..];
+    let (flow, lane) = (flow.as_str(), lane_number(lane));
+    let (commit, end) = (PgLsn::from(identity.commit_lsn.0), PgLsn::from(end_lsn.0));
+    let xid = i64::from(identity.xid.0);
+    let (schema, table) = (&first.table.schema, &first.table.name);
+    let mut parameters: Vec<(&(dyn ToSql + Sync), Type)> = vec![
+        (&flow, Type::TEXT),
+        (&lane, Type::INT4),
+        (&hash, Type::BYTEA),
+        (&commit, Type::PG_LSN),
+        (&end, Type::PG_LSN),
+        (&xid, Type::INT8),
+        (schema, Type::TEXT),
+        (table, Type::TEXT),
+        (&changes, Type::INT8_ARRAY),
+        (&verbs, Type::TEXT_ARRAY),
+        (&conflicts, Type::TEXT_ARRAY),
+        (&rules, Type::TEXT_ARRAY),
+    ];
+    let own = parameters.len();
+    parameters.extend(
+        values
+            .iter()
+            .map(|array| (array as &(dyn ToSql + Sync), Type::TEXT_ARRAY)),
+    );
+    let keyed = keys::Keyed::new(&columns, own);
+    let sql = format!(
+        "INSERT INTO trellara.skipped (flow, lane, hash, commit_lsn, end_lsn, source_xid, \
+           schema, \"table\", change, verb, conflict, rule, key) \
+         SELECT $1, $2, $3, $4, $5, $6, $7, $8, u.change, u.verb, u.conflict, u.rule, {} \
+           FROM unnest($9, $10, $11, $12{}) AS u(change, verb, conflict, rule{})",
+        keyed.object.as_deref().unwrap_or("NULL"),
+        keyed.parameters,
+        keyed.names
+    );
+    client.query_typed(&sql, &parameters).await?;
+    Ok(())
+}
