@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use tokio_postgres::Client;
 use tokio_util::sync::CancellationToken;
-use trellara_envelope::{AbortedSet, Halt, HaltCode, TransactionHash};
+use trellara_envelope::{AbortedSet, FlowName, Halt, HaltCode, Lane, TransactionHash};
 use trellara_jetstream::Broker;
 use trellara_jetstream::read::Reader;
 use trellara_pgoutput::ChangeReader;
@@ -20,12 +20,22 @@ use crate::execute::{ApplyError, Executor, ExecutorOptions};
 use crate::lane::Held;
 use crate::ledger::{Ledger, LedgerIdentity, Recorded};
 use crate::options::ApplierOptions;
+use crate::quarantine::HeldId;
+use crate::quarantine::hold::Blocking;
 use crate::status::ApplierStatus;
 use crate::target::Catalog;
 use crate::trouble::{self, Trouble};
 
+mod aside;
+
+pub(crate) use self::aside::{LargeAside, SetAside};
+
 /// Writes target transactions on one session.
 pub(crate) struct Writer {
+    pub(crate) flow: FlowName,
+    pub(crate) lane: Lane,
+    /// The machine's name, for the audit.
+    pub(crate) host: String,
     pub(crate) held: Held,
     pub(crate) ledger: Ledger,
     pub(crate) catalog: Catalog,
@@ -43,6 +53,53 @@ pub(crate) struct Committed {
     pub(crate) transactions: u64,
     pub(crate) changes: u64,
     pub(crate) seconds: f64,
+    /// What was set aside, in the order of the source.
+    pub(crate) held: Vec<HeldId>,
+}
+
+impl Committed {
+    /// Nothing was applied.
+    pub(crate) fn nothing(recorded: Recorded, held: Vec<HeldId>) -> Self {
+        Self {
+            checkpoint: recorded.checkpoint,
+            identities: Vec::new(),
+            applied_at_us: recorded.applied_at_us,
+            transactions: 0,
+            changes: 0,
+            seconds: 0.0,
+            held,
+        }
+    }
+}
+
+/// What one target transaction is to do.
+#[derive(Clone, Copy)]
+pub(crate) struct Part<'a> {
+    /// Where the lane stands.
+    pub(crate) from: &'a Checkpoint,
+    /// Whole transactions, in order.
+    pub(crate) units: &'a [Unit],
+    /// Which of them are set aside instead of applied, in order.
+    pub(crate) aside: &'a [SetAside],
+    /// Open held ones in front of which the lane stood.
+    pub(crate) blocking: &'a [Blocking],
+    /// Where the lane is to stand.
+    pub(crate) to: &'a Checkpoint,
+    /// Whether runs of like changes may go as one statement.
+    pub(crate) set_wise: bool,
+}
+
+impl<'a> Part<'a> {
+    fn sets_aside(&self, unit: usize) -> bool {
+        let found = self.aside.binary_search_by_key(&unit, |one| one.unit);
+        found.is_ok()
+    }
+
+    /// Those that are applied.
+    fn applied(self) -> impl Iterator<Item = &'a Unit> {
+        let numbered = self.units.iter().enumerate();
+        numbered.filter_map(move |(index, unit)| (!self.sets_aside(index)).then_some(unit))
+    }
 }
 
 /// Why a target transaction was rolled back.
@@ -96,66 +153,70 @@ pub(crate) struct Source<'a> {
 }
 
 impl Writer {
-    /// Commits whole transactions and the position behind them in one target transaction.
+    /// Commits whole transactions, applied or set aside, and the position behind them in one target
+    /// transaction.
     pub(crate) async fn commit(
         &mut self,
         client: &Client,
-        from: &Checkpoint,
-        units: &[Unit],
-        to: &Checkpoint,
-        set_wise: bool,
+        part: Part<'_>,
     ) -> Result<Committed, Failure> {
         let begun = Instant::now();
         client.batch_execute(&self.held.begin()).await?;
-        let written = self.write(client, from, units, to, set_wise).await;
-        let (recorded, changes) = self.end(client, written).await?;
+        let written = self.write(client, part).await;
+        let committed = self.end(client, written).await?;
         Ok(Committed {
-            checkpoint: recorded.checkpoint,
-            identities: units.iter().map(|unit| unit.hash).collect(),
-            applied_at_us: recorded.applied_at_us,
-            transactions: units.len() as u64,
-            changes,
             seconds: begun.elapsed().as_secs_f64(),
+            ..committed
         })
     }
 
-    async fn write(
-        &mut self,
-        client: &Client,
-        from: &Checkpoint,
-        units: &[Unit],
-        to: &Checkpoint,
-        set_wise: bool,
-    ) -> Result<(Recorded, u64), Failure> {
-        let mut changes = 0;
-        let none_aborted = AbortedSet::EMPTY;
-        if !units.is_empty() {
-            let mut executor = self.executor(client, set_wise);
-            let mut reader = ChangeReader::new(false, &none_aborted);
-            for (index, unit) in units.iter().enumerate() {
-                if index > 0 {
-                    executor.next_transaction();
-                }
-                if index == 0 || unit.begins {
-                    // A bundle describes each table once, perhaps in a transaction that is skipped.
-                    reader
-                        .describe(&unit.earlier)
-                        .map_err(|error| unreadable(unit, &error))?;
-                }
-                reader.feed(unit.records.clone());
-                apply_fed(&mut executor, &mut reader, unit).await?;
-                reader
-                    .next_transaction()
-                    .map_err(|error| unreadable(unit, &error))?;
-            }
-            changes = executor.flush().await.map_err(Failure::Change)?.changes;
-        }
-        let identities: Vec<LedgerIdentity> = units.iter().map(Unit::ledger_identity).collect();
+    async fn write(&mut self, client: &Client, part: Part<'_>) -> Result<Committed, Failure> {
+        let changes = self.carry(client, part).await?;
+        let held = self.keep(client, part).await?;
+        let identities: Vec<LedgerIdentity> = part.applied().map(Unit::ledger_identity).collect();
         let recorded = self
             .ledger
-            .record_timed(client, from, to, &identities)
+            .record_timed(client, part.from, part.to, &identities)
             .await?;
-        Ok((recorded, changes))
+        Ok(Committed {
+            transactions: identities.len() as u64,
+            identities: identities.iter().map(|one| one.hash).collect(),
+            changes,
+            ..Committed::nothing(recorded, held)
+        })
+    }
+
+    /// Carries the changes of those that are not set aside into the target.
+    async fn carry(&mut self, client: &Client, part: Part<'_>) -> Result<u64, Failure> {
+        if part.units.len() == part.aside.len() {
+            return Ok(0);
+        }
+        let none_aborted = AbortedSet::EMPTY;
+        let mut executor = self.executor(client, part.set_wise);
+        let mut reader = ChangeReader::new(false, &none_aborted);
+        let mut unread = true;
+        for (index, unit) in part.units.iter().enumerate() {
+            if index > 0 {
+                executor.next_transaction();
+            }
+            if part.sets_aside(index) {
+                unread = true;
+                continue;
+            }
+            if std::mem::take(&mut unread) || unit.begins {
+                // A bundle describes each table once, perhaps in a transaction that is skipped.
+                reader
+                    .describe(&unit.earlier)
+                    .map_err(|error| unreadable(unit, &error))?;
+            }
+            reader.feed(unit.records.clone());
+            apply_fed(&mut executor, &mut reader, unit).await?;
+            reader
+                .next_transaction()
+                .map_err(|error| unreadable(unit, &error))?;
+        }
+        let applied = executor.flush().await.map_err(Failure::Change)?;
+        Ok(applied.changes)
     }
 
     /// Commits one large transaction, whose bytes are read while they are applied.
@@ -163,7 +224,7 @@ impl Writer {
         &mut self,
         client: &Client,
         from: &Checkpoint,
-        large: Large<'_>,
+        (large, existing): (Large<'_>, Option<Blocking>),
         to: &Checkpoint,
         source: &Source<'_>,
         set_wise: bool,
@@ -173,16 +234,22 @@ impl Writer {
         let aborted = chunks::aborted(source, large).await?;
         client.batch_execute(&self.held.begin()).await?;
         let written = self
-            .write_large(client, from, (large, &aborted), to, source, set_wise)
+            .write_large(
+                client,
+                from,
+                (large, &aborted),
+                (to, existing),
+                source,
+                set_wise,
+            )
             .await;
         let (recorded, changes) = self.end(client, written).await?;
         Ok(Committed {
-            checkpoint: recorded.checkpoint,
             identities: vec![large.manifest.identity().hash()],
-            applied_at_us: recorded.applied_at_us,
             transactions: 1,
             changes,
             seconds: begun.elapsed().as_secs_f64(),
+            ..Committed::nothing(recorded, Vec::new())
         })
     }
 
@@ -191,7 +258,7 @@ impl Writer {
         client: &Client,
         from: &Checkpoint,
         (large, aborted): (Large<'_>, &AbortedSet),
-        to: &Checkpoint,
+        (to, existing): (&Checkpoint, Option<Blocking>),
         source: &Source<'_>,
         set_wise: bool,
     ) -> Result<(Recorded, u64), Failure> {
@@ -219,6 +286,9 @@ impl Writer {
             .map_err(|error| chunks::damaged(large, &error.to_string()))?;
         let applied = executor.flush().await.map_err(Failure::Change)?;
         drop(executor);
+        if let Some(open) = existing {
+            self.close_applied(client, from, open).await?;
+        }
         let identity = LedgerIdentity {
             hash: large.manifest.identity().hash(),
             end_lsn: large.manifest.end_lsn,

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
@@ -32,17 +33,20 @@ use crate::trim::Trimmer;
 use crate::trouble::Trouble;
 
 use self::again::Again;
+use self::blocked::Quarantine;
 use self::dedup::Dedup;
 use self::fence::Fence;
 use self::pause::Paused;
 use self::rewind::Rewinding;
 
 mod again;
+mod blocked;
 mod commit;
 mod dedup;
 mod deliver;
 mod desk;
 mod fence;
+mod hold;
 mod isolate;
 mod pause;
 mod prune;
@@ -80,6 +84,9 @@ pub(crate) struct Attempt<'a> {
     target: TargetSession,
     writer: Writer,
     dedup: Dedup,
+    quarantine: Quarantine,
+    /// Whether this process has tried what the lane stands in front of.
+    tried: &'a AtomicBool,
     rewinding: Option<Rewinding>,
     /// The request of the last rewind that was done.
     rewound: Option<String>,
@@ -125,7 +132,7 @@ impl<'a> Attempt<'a> {
         broker: &'a Broker,
         cancel: &'a CancellationToken,
         status: &'a ApplierStatus,
-        (instance, cache): (&str, SharedCache),
+        (instance, cache, tried): (&str, SharedCache, &'a AtomicBool),
     ) -> Result<Self, Trouble> {
         let name = format!("trellara applier, process {}", std::process::id());
         let who = Claimant {
@@ -157,20 +164,26 @@ impl<'a> Attempt<'a> {
         let beginning = Dedup::begin(&target, options, cache, held.epoch, &durable, status);
         let dedup = commit::reporting(beginning, &reporter, &durable, options.report_interval);
         let dedup = dedup.await?;
+        let seen = tried.load(Ordering::Relaxed);
+        let quarantine = Quarantine::read(target.client(), options, &durable, seen).await?;
         status.set_session(held.epoch, target.replica, registration.clone());
-        status.set_state(ApplierState::Running);
         let mut trimmer = Trimmer::new(broker, options, &start.stream, &registration);
         if let Some(before) = start.left_behind(&durable) {
             trimmer.incarnation_closed(before);
         }
         let attempt = Self {
             writer: Writer {
+                flow: options.flow.clone(),
+                lane: options.lane,
+                host: options.host.clone(),
                 held,
                 ledger,
                 catalog: Catalog::new(),
                 replica: target.replica,
             },
             dedup,
+            quarantine,
+            tried,
             rewinding: None,
             rewound: None,
             again: None,
@@ -200,6 +213,8 @@ impl<'a> Attempt<'a> {
             durable,
         };
         attempt.show();
+        attempt.show_quarantine();
+        attempt.status.set_state(attempt.ordinary_state());
         tracing::info!(
             flow = %options.flow, lsn_applied = %attempt.durable.end_lsn,
             sequence = %attempt.durable.transport.sequence, epoch = %held.epoch,
@@ -226,7 +241,7 @@ impl<'a> Attempt<'a> {
         let mut tick = tokio::time::interval(self.options.report_interval);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
-            let holding = self.holding();
+            let holding = self.holding() || self.is_blocked();
             let event = tokio::select! {
                 biased;
                 () = self.cancel.cancelled() => Event::Cancelled,
@@ -274,6 +289,7 @@ impl<'a> Attempt<'a> {
 
     async fn tick(&mut self) -> Result<(), Trouble> {
         self.show_broker();
+        self.check_age()?;
         if self.written.elapsed() >= self.options.idle_checkpoint {
             self.write_down().await?;
         }

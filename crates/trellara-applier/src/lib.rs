@@ -60,5 +60,6 @@ pub use options::{ApplierOptions, HaltPolicy, RoleReplica, Standby};
 pub use run::run;
 pub use status::{
     ApplierSnapshot, ApplierState, ApplierStatus, DedupSnapshot, FenceSnapshot, Pending,
+    QuarantineSnapshot,
 };
 pub use watch::blockers;

@@ -4,6 +4,8 @@ use metrics::{counter, gauge, histogram};
 use trellara_dedup::Stats;
 use trellara_envelope::{FlowName, Lsn, StreamSequence};
 
+use crate::status::QuarantineSnapshot;
+
 /// Transactions committed in the target.
 pub const TRANSACTIONS: &str = "trellara_applier_transactions_total";
 /// Row changes among them.
@@ -22,6 +24,14 @@ pub const RETRIES: &str = "trellara_applier_retries_total";
 pub const DISTURBANCES: &str = "trellara_applier_disturbances_total";
 /// Frames missing in the delivery but not in the stream.
 pub const DELIVERY_GAPS: &str = "trellara_applier_delivery_gaps_total";
+/// Transactions in quarantine that are still to be applied.
+pub const QUARANTINED: &str = "trellara_quarantined_transactions";
+/// When the oldest of them was set aside, in seconds since the Unix epoch; 0 when there is none.
+pub const QUARANTINE_OLDEST: &str = "trellara_quarantine_oldest_timestamp_seconds";
+/// Bytes of their frames.
+pub const QUARANTINE_BYTES: &str = "trellara_quarantine_bytes";
+/// Changes that a conflict rule let go by, or wrote over rows.
+pub const SKIPPED_CHANGES: &str = "trellara_skipped_changes_total";
 /// 1 while halted, with the code as a label.
 pub const HALTED: &str = "trellara_applier_halted";
 /// Applied and durable end LSN.
@@ -85,6 +95,14 @@ pub(crate) fn disturbed(flow: &FlowName, sqlstate: &str) {
 
 pub(crate) fn halted(flow: &FlowName, code: &'static str, halted: bool) {
     gauge!(HALTED, "flow" => flow.to_string(), "code" => code).set(if halted { 1.0 } else { 0.0 });
+}
+
+pub(crate) fn quarantine(flow: &FlowName, held: &QuarantineSnapshot) {
+    let label = [("flow", flow.to_string())];
+    let oldest = held.oldest.map_or(0.0, |(at_us, _)| at_us as f64 / 1e6);
+    gauge!(QUARANTINED, &label).set(held.open as f64);
+    gauge!(QUARANTINE_OLDEST, &label).set(oldest);
+    gauge!(QUARANTINE_BYTES, &label).set(held.bytes as f64);
 }
 
 pub(crate) fn fenced(flow: &FlowName, fenced: bool) {

@@ -34,6 +34,8 @@ pub struct ApplierOptions {
     pub quarantine: QuarantineOptions,
     /// What happens to a change that does not find the target as it should be.
     pub conflicts: ConflictRules,
+    /// The name of this machine, for the audit.
+    pub host: String,
     /// For tests: neither holds the lane's lock nor raises its epoch, so that two appliers write in
     /// turn.
     #[doc(hidden)]
@@ -111,6 +113,7 @@ impl ApplierOptions {
             dedup_window: Duration::from_secs(7200),
             quarantine: QuarantineOptions::default(),
             conflicts: ConflictRules::default(),
+            host: String::new(),
             interleaved: false,
             role_replica: RoleReplica::Auto,
             standby: Standby::Wait,

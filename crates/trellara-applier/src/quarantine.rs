@@ -16,9 +16,10 @@ use crate::checkpoint::Checkpoint;
 pub mod audit;
 pub mod desk;
 pub mod footprint;
-#[allow(dead_code, reason = "who sets aside comes next")]
 pub(crate) mod frames;
+pub(crate) mod hold;
 pub mod keys;
+pub mod limits;
 pub(crate) mod replay;
 pub mod request;
 pub mod skipped;

@@ -2,6 +2,7 @@
 //! everything up anew after a fault.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
@@ -45,7 +46,7 @@ pub async fn run(
     let mut backoff = Backoff::new(RETRY_MIN, RETRY_MAX);
     let mut probe = Backoff::new(PROBE.0, PROBE.1);
     let mut slowly = Backoff::new(PROBE_SLOWLY.0, PROBE_SLOWLY.1);
-    let mut halted: Option<&'static str> = None;
+    let tried = AtomicBool::new(false);
     loop {
         let before = status.progress();
         let ended = attempt(
@@ -53,16 +54,13 @@ pub async fn run(
             &broker,
             &cancel,
             &status,
-            (&instance, cache.clone()),
+            (&instance, cache.clone(), &tried),
         )
         .await;
         if status.progress() != before {
             backoff.reset();
             probe.reset();
             slowly.reset();
-            if let Some(code) = halted.take() {
-                metric::halted(&options.flow, code, false);
-            }
         }
         let wait = match ended {
             Trouble::Cancelled => {
@@ -87,7 +85,6 @@ pub async fn run(
             }
             Trouble::Halted { halt, cure } => {
                 announce(&options, &status, &halt, cure);
-                halted = Some(halt.code.as_str());
                 let must_leave = halt.code == trellara_envelope::HaltCode::Fenced;
                 if options.halt == HaltPolicy::Exit || must_leave {
                     return Err(halt);
@@ -95,6 +92,8 @@ pub async fn run(
                 match cure {
                     Cure::Probe => probe.next(),
                     Cure::ProbeSlowly => slowly.next(),
+                    // The next attempt stands still in front of it, and serves whoever decides.
+                    Cure::Desk => backoff.next(),
                     Cure::Operator => {
                         cancel.cancelled().await;
                         continue;
@@ -115,7 +114,7 @@ async fn attempt(
     broker: &Broker,
     cancel: &CancellationToken,
     status: &ApplierStatus,
-    who: (&str, SharedCache),
+    who: (&str, SharedCache, &AtomicBool),
 ) -> Trouble {
     if cancel.is_cancelled() {
         return Trouble::Cancelled;
@@ -153,7 +152,7 @@ async fn attempt(
 fn announce(options: &ApplierOptions, status: &ApplierStatus, halt: &Halt, cure: Cure) {
     let probes = match cure {
         Cure::Probe | Cure::ProbeSlowly => true,
-        Cure::Operator => false,
+        Cure::Desk | Cure::Operator => false,
     };
     let probing = probes && options.halt == HaltPolicy::Stay;
     let known = matches!(
@@ -166,11 +165,7 @@ fn announce(options: &ApplierOptions, status: &ApplierStatus, halt: &Halt, cure:
             "halted"
         );
     }
-    metric::halted(&options.flow, halt.code.as_str(), true);
-    status.set_state(ApplierState::Halted {
-        halt: halt.clone(),
-        probing,
-    });
+    status.halted(&options.flow, halt.clone(), probing);
 }
 
 /// Doubling waits with jitter.

@@ -9,6 +9,7 @@ use crate::metric;
 pub use dedup::DedupSnapshot;
 use dedup::DedupStatus;
 pub use fence::FenceSnapshot;
+pub use quarantine::QuarantineSnapshot;
 use trellara_envelope::{
     FlowName, Halt, Incarnation, LaneEpoch, Lsn, StreamSequence, TransactionIdentity,
 };
@@ -16,6 +17,7 @@ use trellara_postgres::Session;
 
 mod dedup;
 mod fence;
+mod quarantine;
 
 /// The status of one applier; cheap to write, read at any time from any thread.
 #[derive(Debug, Default)]
@@ -49,6 +51,9 @@ struct Slow {
     sight: Option<(String, Instant)>,
     session: Weak<Session>,
     fence: Option<FenceSnapshot>,
+    quarantine: Option<QuarantineSnapshot>,
+    /// The code of a halt whose gauge is set.
+    halted: Option<&'static str>,
 }
 
 /// What is being carried into the target.
@@ -142,6 +147,8 @@ pub struct ApplierSnapshot {
     pub pending: Option<Pending>,
     /// What a verify run holds the lane at; `None` most of the time.
     pub fence: Option<FenceSnapshot>,
+    /// What is held of the lane; `None` before that was read.
+    pub quarantine: Option<QuarantineSnapshot>,
     /// Transactions committed in the target by this process.
     pub transactions: u64,
     /// Row changes among them.
@@ -178,6 +185,7 @@ impl ApplierStatus {
             last_error: slow.last_error.clone(),
             pending: slow.pending(),
             fence: slow.fence.clone(),
+            quarantine: slow.quarantine,
             transactions: self.transactions.load(Relaxed),
             changes: self.changes.load(Relaxed),
             batches: self.batches.load(Relaxed),
@@ -213,6 +221,30 @@ impl ApplierStatus {
         slow.state = state;
         // Whatever was under way has ended with the attempt.
         slow.pending = None;
+    }
+
+    /// Stopped for cause.
+    pub(crate) fn halted(&self, flow: &FlowName, halt: Halt, probing: bool) {
+        let code = halt.code.as_str();
+        let before = self.slow().halted.replace(code);
+        if let Some(before) = before.filter(|before| *before != code) {
+            metric::halted(flow, before, false);
+        }
+        metric::halted(flow, code, true);
+        self.set_state(ApplierState::Halted { halt, probing });
+    }
+
+    /// The cause is gone: what stood still has moved.
+    fn cured(&self, flow: &FlowName) {
+        if let Some(code) = self.slow().halted.take() {
+            metric::halted(flow, code, false);
+        }
+    }
+
+    /// What is held now.
+    pub(crate) fn set_quarantine(&self, flow: &FlowName, held: QuarantineSnapshot) {
+        self.slow().quarantine = Some(held);
+        metric::quarantine(flow, &held);
     }
 
     /// The session that works on the target from now on.
@@ -259,7 +291,10 @@ impl ApplierStatus {
         sequence: StreamSequence,
         incarnation: Incarnation,
     ) {
-        self.lsn_applied.store(end_lsn.0, Relaxed);
+        let before = self.lsn_applied.swap(end_lsn.0, Relaxed);
+        if before != 0 && before != end_lsn.0 {
+            self.cured(flow);
+        }
         self.lsn_flushed.store(end_lsn.0, Relaxed);
         self.sequence.store(sequence.0, Relaxed);
         self.incarnation.store(incarnation.0, Relaxed);

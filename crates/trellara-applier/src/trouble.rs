@@ -41,6 +41,8 @@ pub(crate) enum Cure {
     Probe,
     /// Room on a disk, or another primary: tried again by itself, every 5 to 30 seconds.
     ProbeSlowly,
+    /// An operator at the desk: the lane is held meanwhile.
+    Desk,
     /// Only an operator.
     Operator,
 }
@@ -74,6 +76,14 @@ impl Trouble {
         Trouble::Halted {
             halt,
             cure: Cure::Operator,
+        }
+    }
+
+    /// The lane stands in front of a held transaction.
+    pub(crate) fn held(halt: Halt) -> Self {
+        Trouble::Halted {
+            halt,
+            cure: Cure::Desk,
         }
     }
 

@@ -4,11 +4,11 @@ use std::convert::Infallible;
 use std::future::Future;
 use std::time::{Duration, Instant};
 
-use trellara_envelope::StreamSequence;
+use trellara_envelope::{FrameDigest, StreamSequence};
 
 use super::Attempt;
 use super::isolate::{Failed, Isolation};
-use crate::apply::{self, Committed, Failure, Source};
+use crate::apply::{self, Committed, Failure, LargeAside, Part, Source};
 use crate::batch::{Batch, Unit};
 use crate::checkpoint::Checkpoint;
 use crate::chunks::Large;
@@ -32,13 +32,15 @@ impl Attempt<'_> {
     }
 
     async fn commit_batch(&mut self) -> Result<(), Trouble> {
-        let committing = self.writer.commit(
-            &self.target.session.client,
-            &self.durable,
-            self.batch.units(),
-            self.batch.to(),
-            true,
-        );
+        let part = Part {
+            from: &self.durable,
+            units: self.batch.units(),
+            aside: &[],
+            blocking: &self.quarantine.blocking,
+            to: self.batch.to(),
+            set_wise: true,
+        };
+        let committing = self.writer.commit(&self.target.session.client, part);
         let every = self.options.report_interval;
         match reporting(committing, &self.reporter, &self.durable, every).await {
             Ok(committed) => self.committed(committed).await,
@@ -74,7 +76,7 @@ impl Attempt<'_> {
             let Some(last) = part.last() else { break };
             let failure = match self.commit_part(part, last, window.set_wise).await {
                 Ok(committed) => {
-                    self.went_in(&committed);
+                    self.went_in(&committed).await?;
                     isolation.committed();
                     continue;
                 }
@@ -88,7 +90,10 @@ impl Attempt<'_> {
             match blames {
                 Some(true) => match isolation.failed(named) {
                     Failed::TryOn => {}
-                    Failed::Verdict => return Err(apply::blame(failure, &last.identity)),
+                    Failed::Verdict => {
+                        self.refused(last, failure).await?;
+                        isolation.set_aside();
+                    }
                 },
                 Some(false) if passes => {
                     isolation.failed(None);
@@ -105,19 +110,36 @@ impl Attempt<'_> {
         last: &Unit,
         set_wise: bool,
     ) -> Result<Committed, Failure> {
-        let client = &self.target.session.client;
-        let (from, to) = (&self.durable, &last.after);
-        let committing = self.writer.commit(client, from, part, to, set_wise);
+        let part = Part {
+            from: &self.durable,
+            units: part,
+            aside: &[],
+            blocking: &self.quarantine.blocking,
+            to: &last.after,
+            set_wise,
+        };
+        let committing = self.writer.commit(&self.target.session.client, part);
         let every = self.options.report_interval;
-        reporting(committing, &self.reporter, from, every).await
+        reporting(committing, &self.reporter, part.from, every).await
     }
 
     /// A part of the batch is in.
-    fn went_in(&mut self, committed: &Committed) {
+    pub(super) async fn went_in(&mut self, committed: &Committed) -> Result<(), Trouble> {
         self.durable = committed.checkpoint.clone();
         self.count(committed);
         self.show();
         self.status.moved();
+        self.look_again(committed).await
+    }
+
+    /// What is held has changed with it.
+    async fn look_again(&mut self, committed: &Committed) -> Result<(), Trouble> {
+        let mut blocking = self.quarantine.blocking.iter();
+        let closed = blocking.any(|open| committed.identities.contains(&open.hash));
+        if closed || !committed.held.is_empty() {
+            self.look_at_quarantine(self.durable.end_lsn).await?;
+        }
+        Ok(())
     }
 
     /// Every transaction of the batch is in; behind the last one there may be progress.
@@ -131,15 +153,28 @@ impl Attempt<'_> {
             self.durable_now(keep_from).await;
             return Ok(());
         }
+        let part = Part {
+            from: &self.durable,
+            units: &[],
+            aside: &[],
+            blocking: &[],
+            to: &last,
+            set_wise: true,
+        };
         let committed = self
             .writer
-            .commit(&self.target.session.client, &self.durable, &[], &last, true)
+            .commit(&self.target.session.client, part)
             .await
             .map_err(|failure| apply::blame(failure, &"without changes"))?;
         self.committed(committed).await
     }
 
-    pub(super) async fn apply_large(&mut self, large: Large<'_>) -> Result<(), Trouble> {
+    /// Applies a chunked transaction, whose manifest has that digest.
+    pub(super) async fn apply_large(
+        &mut self,
+        large: Large<'_>,
+        digest: FrameDigest,
+    ) -> Result<(), Trouble> {
         let identity = large.manifest.identity();
         self.status.begin(Work::Large(identity));
         let committed = match self.commit_large(large, true).await {
@@ -152,9 +187,23 @@ impl Attempt<'_> {
             }
             committed => committed,
         };
-        let committed = committed.map_err(|failure| apply::blame(failure, &identity))?;
-        self.trimmer
-            .transaction_applied(large.incarnation, large.manifest.xid);
+        let committed = match committed {
+            Ok(committed) => {
+                self.trimmer
+                    .transaction_applied(large.incarnation, large.manifest.xid);
+                committed
+            }
+            Err(failure) if failure.blames_a_transaction() => {
+                let after = self.batch.to().clone();
+                let aside = LargeAside {
+                    large,
+                    digest,
+                    after: &after,
+                };
+                self.refused_large(aside, failure).await?
+            }
+            Err(failure) => return Err(apply::blame(failure, &identity)),
+        };
         let done = self.committed(committed).await;
         self.status.end();
         done
@@ -174,18 +223,19 @@ impl Attempt<'_> {
         };
         let client = &self.target.session.client;
         let (from, to) = (&self.durable, self.batch.to());
-        let committing = self
-            .writer
-            .commit_large(client, from, large, to, &source, set_wise);
+        let existing = self.blocking(large.manifest.identity().hash());
+        let committing =
+            self.writer
+                .commit_large(client, from, (large, existing), to, &source, set_wise);
         let every = self.options.report_interval;
         reporting(committing, &self.reporter, from, every).await
     }
 
     async fn committed(&mut self, committed: Committed) -> Result<(), Trouble> {
         self.count(&committed);
-        self.durable = committed.checkpoint;
+        self.durable = committed.checkpoint.clone();
         self.durable_now(self.batch.keep_from()).await;
-        Ok(())
+        self.look_again(&committed).await
     }
 
     /// What follows from a durable commit: acknowledge, report, forget what was closed. Failures

@@ -21,6 +21,7 @@ use crate::ledger::probe::{Asked, Found, Prober};
 use crate::ledger::watermark::{self, Watermark};
 use crate::machine::Delivered;
 use crate::options::ApplierOptions;
+use crate::quarantine::store;
 use crate::session::TargetSession;
 use crate::status::ApplierStatus;
 use crate::trouble::Trouble;
@@ -184,8 +185,7 @@ impl Attempt<'_> {
         for claim in &claims {
             let in_ledger =
                 in_flight.contains(&claim.hash) || found.ordinals.contains_key(&claim.hash);
-            if !in_ledger {
-                self.explain_missing(claim).await?;
+            if !in_ledger && self.explain_missing(claim).await? == Answer::Duplicate {
                 below.add(claim.end_lsn);
             }
         }
@@ -201,11 +201,14 @@ impl Attempt<'_> {
 
     /// A transaction that ends at or below the checkpoint and is not in the ledger. Where its row
     /// may have been pruned its place answers for it, and nobody can tell it from another.
-    async fn explain_missing(&mut self, claim: &Claim) -> Result<(), Trouble> {
+    /// One that is or was held is answered for by quarantine alone (C42).
+    async fn explain_missing(&mut self, claim: &Claim) -> Result<Answer, Trouble> {
+        let (flow, lane) = (&self.options.flow, self.options.lane);
+        let held = store::is_held(self.target.client(), flow, lane, claim.hash).await?;
         let known = |watermark: Option<Watermark>| Known {
             at_or_below_checkpoint: true,
             in_ledger: false,
-            held: false,
+            held,
             at_or_below_watermark: watermark.is_some_and(|mark| claim.end_lsn <= mark.end_lsn),
         };
         let system = claim.identity.source.system;
@@ -215,7 +218,7 @@ impl Attempt<'_> {
             answer = verdict(known(self.watermark(system, true).await?));
         }
         match answer {
-            Answer::Duplicate | Answer::Held => Ok(()),
+            Answer::Duplicate | Answer::Held => Ok(answer),
             Answer::Apply => Err(contradiction(claim, HaltCode::State, None).into()),
             Answer::Halt(code) => Err(contradiction(claim, code, None).into()),
         }

@@ -134,7 +134,7 @@ impl Attempt<'_> {
                     Some(cut) => self.batch.take_whole_until(end, cut),
                     None => self.batch.take_whole(opened, end, &self.stream),
                 }
-                Box::pin(self.apply_large(large)).await
+                Box::pin(self.apply_large(large, opened.digest)).await
             }
             (_, cut) => {
                 if range.start > known {

@@ -109,7 +109,6 @@ impl Isolation {
     }
 
     /// The one at the head was set aside: on with those behind it.
-    #[cfg_attr(not(test), expect(dead_code, reason = "every policy halts so far"))]
     pub(crate) fn set_aside(&mut self) {
         self.at += 1;
         self.failed_set_wise = false;

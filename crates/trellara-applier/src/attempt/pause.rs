@@ -88,6 +88,10 @@ impl Attempt<'_> {
 
     /// The state while nothing is wrong.
     pub(super) fn ordinary_state(&self) -> ApplierState {
+        // A halt outlasts the pause, and is the graver of the two.
+        if let Some(blocked) = self.blocked_state() {
+            return blocked;
+        }
         match &self.paused {
             None => ApplierState::Running,
             Some(Paused { why, .. }) => ApplierState::Paused {

@@ -150,6 +150,9 @@ async fn in_session(
         )));
     };
     let mut writer = Writer {
+        flow: flow.clone(),
+        lane,
+        host: options.host.clone(),
         held,
         ledger: Ledger::prepare(client, flow, lane, held.epoch).await?,
         catalog: Catalog::new(),

@@ -14,6 +14,7 @@ use trellara_pgoutput::ChangeReader;
 
 use super::audit::{self, Action, Deed};
 use super::frames::{self, Head};
+use super::hold;
 use super::request::{End, Item, Order, Task};
 use super::{Cause, Held, HeldId, HeldReason, HeldState, HeldStorage, store};
 use crate::apply::{Committed, Failure, Source, Writer};
@@ -348,6 +349,10 @@ impl Desk<'_> {
             .ledger
             .record_timed(self.client, &self.stands, to, &[identity])
             .await?;
+        if held.reason != HeldReason::Blocking {
+            let (from, to) = (self.stands.ordinal, recorded.checkpoint.ordinal);
+            hold::still_before(self.client, (self.flow, self.lane), from, to).await?;
+        }
         let why = match self.order.reason.as_str() {
             "" => "replayed",
             reason => reason,
@@ -365,12 +370,10 @@ impl Desk<'_> {
         self.audit(Action::Replayed, held, arguments, digest)
             .await?;
         Ok(Committed {
-            checkpoint: recorded.checkpoint,
             identities: vec![held.hash],
-            applied_at_us: recorded.applied_at_us,
             transactions: 1,
             changes,
-            seconds: 0.0,
+            ..Committed::nothing(recorded, Vec::new())
         })
     }
 
@@ -492,14 +495,7 @@ impl Desk<'_> {
             .ledger
             .record_timed(self.client, &self.stands, &held.after, &[])
             .await?;
-        Ok(Some(Committed {
-            checkpoint: recorded.checkpoint,
-            identities: Vec::new(),
-            applied_at_us: recorded.applied_at_us,
-            transactions: 0,
-            changes: 0,
-            seconds: 0.0,
-        }))
+        Ok(Some(Committed::nothing(recorded, Vec::new())))
     }
 
     /// Nothing keeps it in the stream any more once the lane has moved (C47).

@@ -74,6 +74,26 @@ pub async fn get(
     Ok(row.as_ref().map(read).transpose()?)
 }
 
+/// Whether the lane has moved past a transaction by setting it aside, whatever became of it since.
+///
+/// # Errors
+/// When the server refuses.
+pub async fn is_held(
+    client: &Client,
+    flow: &FlowName,
+    lane: Lane,
+    hash: TransactionHash,
+) -> Result<bool, LedgerError> {
+    let found = client
+        .query_one(
+            "SELECT EXISTS (SELECT FROM trellara.held \
+                             WHERE flow = $1 AND lane = $2 AND hash = $3 AND reason <> 'blocking')",
+            &[&flow.as_str(), &lane_number(lane), &hash.0.as_slice()],
+        )
+        .await?;
+    Ok(found.get(0))
+}
+
 fn read(row: &Row) -> Result<Held, Halt> {
     let committed_on = source(row.get(2), row.get(3));
     let time = |column: usize| -> Option<i64> {

@@ -11,6 +11,7 @@ mod ledger;
 mod pause;
 mod probing;
 mod prune;
+mod quarantine;
 mod reads;
 mod rewind;
 mod stall;

@@ -1,0 +1,160 @@
+//! How much may be held before the lane stops instead.
+
+use std::fmt;
+use std::time::Duration;
+
+use tokio_postgres::Client;
+use trellara_envelope::{FlowName, Lane};
+
+use super::{HeldId, QuarantineOptions};
+use crate::ledger::{LedgerError, lane as lane_number, microseconds};
+
+const READ: &str = "\
+SELECT count(*), coalesce(sum(bytes), 0)::bigint, coalesce(sum(keys), 0)::bigint, min(held_at), \
+       min(id), count(*) FILTER (WHERE reason <> 'blocking'), \
+       (SELECT count(*) FROM trellara.held AS d \
+         WHERE d.flow = $1 AND d.lane = $2 AND d.state = 'discarded'), \
+       clock_timestamp() \
+  FROM trellara.held WHERE flow = $1 AND lane = $2 AND state IN ('held', 'replaying')";
+
+/// What is held of a lane and still to be applied.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Transactions.
+    pub transactions: u64,
+    /// Bytes of their frames.
+    pub bytes: u64,
+    /// Entries of their footprints.
+    pub keys: u64,
+    /// When the oldest was set aside, in microseconds since the Unix epoch, by the target's clock;
+    /// and which it is.
+    pub oldest: Option<(i64, HeldId)>,
+    /// Those that the lane has moved past.
+    pub passed: u64,
+    /// Those that are not to be applied; they count in nothing else.
+    pub discarded: u64,
+    /// The target's clock when this was read.
+    pub now_us: i64,
+}
+
+/// Reads them.
+///
+/// # Errors
+/// When the server refuses.
+pub async fn totals(client: &Client, flow: &FlowName, lane: Lane) -> Result<Totals, LedgerError> {
+    let row = client
+        .query_one(READ, &[&flow.as_str(), &lane_number(lane)])
+        .await?;
+    let unsigned = |column: usize| row.get::<_, i64>(column).cast_unsigned();
+    let oldest = row.get::<_, Option<std::time::SystemTime>>(3);
+    Ok(Totals {
+        transactions: unsigned(0),
+        bytes: unsigned(1),
+        keys: unsigned(2),
+        oldest: oldest
+            .map(microseconds)
+            .zip(row.get::<_, Option<i64>>(4).map(HeldId)),
+        passed: unsigned(5),
+        discarded: unsigned(6),
+        now_us: microseconds(row.get(7)),
+    })
+}
+
+/// A limit that stops the lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Limit {
+    /// `quarantine.max_transactions`.
+    Transactions(u64),
+    /// `quarantine.max_bytes`.
+    Bytes(u64),
+    /// `quarantine.max_keys`.
+    Keys(u64),
+    /// `quarantine.max_age`.
+    Age(Duration),
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Limit::Transactions(most) => write!(f, "quarantine.max_transactions ({most})"),
+            Limit::Bytes(most) => write!(f, "quarantine.max_bytes ({most})"),
+            Limit::Keys(most) => write!(f, "quarantine.max_keys ({most})"),
+            Limit::Age(most) => write!(f, "quarantine.max_age ({} s)", most.as_secs()),
+        }
+    }
+}
+
+impl Totals {
+    /// The limit that one more transaction of `bytes` bytes and `keys` keys would exceed.
+    pub fn limit(self, options: &QuarantineOptions, bytes: u64, keys: u64) -> Option<Limit> {
+        let most = options;
+        if self.transactions + 1 > most.max_transactions {
+            Some(Limit::Transactions(most.max_transactions))
+        } else if self.bytes.saturating_add(bytes) > most.max_bytes {
+            Some(Limit::Bytes(most.max_bytes))
+        } else if self.keys.saturating_add(keys) > most.max_keys {
+            Some(Limit::Keys(most.max_keys))
+        } else {
+            None
+        }
+    }
+
+    /// Counts one more.
+    pub fn add(&mut self, id: HeldId, held_at_us: i64, bytes: u64, keys: u64) {
+        self.transactions += 1;
+        self.passed += 1;
+        self.bytes = self.bytes.saturating_add(bytes);
+        self.keys = self.keys.saturating_add(keys);
+        self.oldest.get_or_insert((held_at_us, id));
+    }
+
+    /// The oldest, when it has waited for longer than it may; `since` has passed since this was
+    /// read.
+    pub fn too_old(self, options: &QuarantineOptions, since: Duration) -> Option<(HeldId, Limit)> {
+        let (most, (held_at, id)) = options.max_age.zip(self.oldest)?;
+        let waited = u64::try_from(self.now_us.saturating_sub(held_at)).unwrap_or(0);
+        let waited = Duration::from_micros(waited).saturating_add(since);
+        (waited > most).then_some((id, Limit::Age(most)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options() -> QuarantineOptions {
+        QuarantineOptions {
+            max_bytes: 100,
+            max_keys: 10,
+            max_transactions: 2,
+            max_age: Some(Duration::from_secs(60)),
+            ..QuarantineOptions::default()
+        }
+    }
+
+    #[test]
+    fn each_limit_is_exceeded_by_the_first_beyond_it() {
+        let mut totals = Totals::default();
+        assert_eq!(totals.limit(&options(), 100, 10), None);
+        assert_eq!(totals.limit(&options(), 101, 0), Some(Limit::Bytes(100)));
+        assert_eq!(totals.limit(&options(), 0, 11), Some(Limit::Keys(10)));
+        totals.add(HeldId(7), 1_000_000, 60, 6);
+        totals.add(HeldId(8), 2_000_000, 40, 4);
+        assert_eq!(totals.limit(&options(), 0, 0), Some(Limit::Transactions(2)));
+        assert_eq!(totals.oldest, Some((1_000_000, HeldId(7))));
+    }
+
+    #[test]
+    fn the_oldest_is_too_old_a_moment_after_its_limit() {
+        let totals = Totals {
+            oldest: Some((0, HeldId(7))),
+            now_us: 59_000_000,
+            ..Totals::default()
+        };
+        assert_eq!(totals.too_old(&options(), Duration::from_secs(1)), None);
+        let late = totals.too_old(&options(), Duration::from_millis(1001));
+        assert_eq!(late, Some((HeldId(7), Limit::Age(Duration::from_secs(60)))));
+        let off = QuarantineOptions::default();
+        assert_eq!(totals.too_old(&off, Duration::from_secs(9999)), None);
+    }
+}

@@ -1,0 +1,598 @@
+//! What becomes of a transaction that the target refuses for cause: under `halt` the lane stands in
+//! front of it, under `hold_dependents` it is set aside and the lane goes on.
+
+use std::time::Duration;
+
+use trellara_applier::quarantine::HeldId;
+use trellara_applier::quarantine::request::{Answer, End, Task};
+use trellara_applier::quarantine::store::{self, Which};
+use trellara_applier::quarantine::{Held, HeldReason, HeldState, HeldStorage, QuarantinePolicy};
+use trellara_applier::{ApplierOptions, ApplierState, HaltPolicy};
+use trellara_envelope::{Halt, HaltCode, Lane, Lsn, StreamSequence};
+
+use crate::desk::{ask, order};
+use crate::flow::{Flow, PATIENCE, Running, identity_of};
+
+impl Flow {
+    /// Options that go on behind what is refused.
+    pub(crate) fn holding(&self) -> ApplierOptions {
+        let mut options = self.options();
+        options.quarantine.policy = QuarantinePolicy::HoldDependents;
+        options
+    }
+
+    /// Options of a process that stays alive when it halts.
+    pub(crate) fn staying(&self) -> ApplierOptions {
+        ApplierOptions {
+            halt: HaltPolicy::Stay,
+            ..self.options()
+        }
+    }
+
+    /// Everything that is or was held, oldest first.
+    pub(crate) async fn held(&self) -> Vec<Held> {
+        let client = &self.target.client;
+        store::list(client, &self.name, Lane(0), Which::All)
+            .await
+            .unwrap()
+    }
+
+    pub(crate) async fn run(&self, sql: &str) {
+        self.target.client.batch_execute(sql).await.unwrap();
+    }
+
+    /// One number of the target.
+    pub(crate) async fn number(&self, sql: &str) -> i64 {
+        self.target.client.query_one(sql, &[]).await.unwrap().get(0)
+    }
+
+    /// Actions of the audit, in order.
+    pub(crate) async fn deeds(&self) -> String {
+        let sql = "SELECT coalesce(string_agg(action, ', ' ORDER BY id), '') FROM trellara.audit";
+        self.target.client.query_one(sql, &[]).await.unwrap().get(0)
+    }
+}
+
+/// Waits until the lane stands still, and says why.
+async fn halted(applier: &Running) -> Halt {
+    let shown = applier
+        .shows(|status| matches!(status.state, ApplierState::Halted { .. }))
+        .await;
+    match shown.state {
+        ApplierState::Halted { halt, probing } => {
+            assert!(!probing, "nothing is tried again by itself");
+            halt
+        }
+        state => panic!("{state:?}"),
+    }
+}
+
+/// B113: the third of five rows breaks a rule of the target.
+async fn b113(version: u32) {
+    let mut flow = Flow::new(version).await;
+    flow.run("ALTER TABLE public.t ADD CONSTRAINT low CHECK (id < 50)")
+        .await;
+    flow.marker().await;
+    flow.bundle(&[&[1], &[2, 3, 50, 4, 5], &[6]]).await;
+    let halt = flow.start().halt().await;
+    assert_eq!(halt.code, HaltCode::ApplyFailed, "{halt}");
+    assert_eq!(halt.code.exit_code(), 12);
+    assert_eq!(flow.target.rows().await, "1:1", "all of it or nothing");
+    assert_eq!(flow.target.checkpoint(&flow.name).await.end_lsn, Lsn(0x110));
+
+    let held = flow.held().await;
+    let [held] = &held[..] else {
+        panic!("{held:?}")
+    };
+    assert_eq!(held.identity, identity_of(0x120));
+    assert_eq!(
+        (held.reason, held.state),
+        (HeldReason::Blocking, HeldState::Held)
+    );
+    assert_eq!((held.storage, held.chunked), (HeldStorage::Target, false));
+    assert_eq!((held.changes, held.frames, held.attempts), (5, 1, 1));
+    assert_eq!((held.after.end_lsn, held.end_lsn), (Lsn(0x120), Lsn(0x120)));
+    let cause = &held.cause;
+    assert_eq!((&*cause.sqlstate, cause.change), ("23514", 3));
+    assert_eq!((&*cause.schema, &*cause.table), ("public", "t"));
+    assert_eq!(cause.object, "low");
+    // The row's values are in the store alone.
+    assert!(cause.detail.contains("(50, x)"), "{cause:?}");
+    for said in [&halt.reason, &halt.hint, &cause.message] {
+        assert!(!said.contains("(50, x)"), "{said}");
+    }
+    let id = held.id;
+    assert!(halt.reason.contains(&format!("is held ({id})")), "{halt}");
+    let desk = format!("trellara quarantine show {id}");
+    assert!(halt.hint.contains(&desk), "{halt}");
+    assert_eq!(flow.deeds().await, "held");
+
+    // Another process tries once by itself, and finds it as it was.
+    flow.start().halt().await;
+    let again = flow.held().await;
+    assert_eq!(again.len(), 1, "one row, however often it is refused");
+    assert_eq!((again[0].id, again[0].attempts), (id, 2));
+
+    // Cured, the next process gets by it.
+    flow.run("ALTER TABLE public.t DROP CONSTRAINT low").await;
+    let applier = flow.start();
+    flow.caught_up().await;
+    let rows = "1:1 2:1 3:1 4:1 5:1 6:1 50:1";
+    assert_eq!(flow.target.rows().await, rows);
+    let closed = flow.held().await;
+    assert_eq!(closed[0].state, HeldState::Replayed);
+    assert_eq!(flow.deeds().await, "held, held, retried at start");
+    let shown = applier
+        .shows(|status| status.quarantine.is_some_and(|held| held.open == 0))
+        .await;
+    assert!(!shown.quarantine.expect("it was read").loosens());
+    applier.stop().await;
+}
+
+#[tokio::test]
+async fn b113_under_halt_nothing_of_a_refused_transaction_is_in_and_all_of_it_is_kept_on_15() {
+    b113(15).await;
+}
+
+#[tokio::test]
+async fn b113_under_halt_nothing_of_a_refused_transaction_is_in_and_all_of_it_is_kept_on_18() {
+    b113(18).await;
+}
+
+/// The process that was refused stands still: it holds the lane, reports, and tries nothing.
+#[tokio::test]
+async fn a_lane_that_stands_in_front_of_a_held_transaction_tries_nothing_by_itself() {
+    let mut flow = Flow::new(18).await;
+    flow.run("ALTER TABLE public.t ADD CONSTRAINT low CHECK (id < 50)")
+        .await;
+    flow.marker().await;
+    flow.bundle(&[&[1], &[50], &[2]]).await;
+    let applier = flow.start_with(flow.staying());
+    let halt = halted(&applier).await;
+    let stands = |status: &trellara_applier::ApplierSnapshot| {
+        let held = status.quarantine.and_then(|held| held.stands_in_front_of);
+        held.is_some()
+    };
+    applier.shows(stands).await;
+    flow.run("ALTER TABLE public.t DROP CONSTRAINT low").await;
+    // It stays so when its session is taken from it, and while it ticks.
+    flow.run(
+        "SELECT pg_terminate_backend(holder_pid) FROM trellara.lane WHERE flow = current_database()",
+    )
+    .await;
+    let retries = |status: &trellara_applier::ApplierSnapshot| status.retries > 0;
+    applier.shows(retries).await;
+    assert_eq!(halted(&applier).await, halt);
+    let epoch = applier.status.snapshot().epoch;
+    for _ in 0..2 {
+        let report = flow.reported(|report| report.epoch == epoch).await;
+        assert_eq!(report.end_lsn, Lsn(0x110), "it stays in front of it");
+    }
+    assert!(!applier.status.is_ready());
+    assert_eq!(halted(&applier).await, halt);
+    assert_eq!(flow.held().await[0].attempts, 1);
+    assert_eq!(flow.target.rows().await, "1:1");
+    let shown = applier.status.snapshot().quarantine.expect("it was read");
+    assert_eq!(shown.stands_in_front_of, Some(flow.held().await[0].id));
+    applier.stop().await;
+}
+
+/// Healthy ones go in, by batches, and each poison is set aside; nothing of an error is left for
+/// the next transaction.
+async fn five_of_five_hundred(version: u32) {
+    let mut flow = Flow::new(version).await;
+    flow.run("ALTER TABLE public.t ADD CHECK (id % 100 <> 0)")
+        .await;
+    flow.marker().await;
+    let ids: Vec<[i32; 1]> = (1..=500).map(|id| [id]).collect();
+    let transactions: Vec<&[i32]> = ids.iter().map(|id| &id[..]).collect();
+    flow.bundle(&transactions).await;
+    let applier = flow.start_with(flow.holding());
+    flow.caught_up().await;
+    let distinct = "SELECT count(DISTINCT id) FROM public.t";
+    assert_eq!(flow.number(distinct).await, 495);
+    assert_eq!(flow.number("SELECT count(*) FROM public.t").await, 495);
+    let held = flow.held().await;
+    let ends: Vec<Lsn> = held.iter().map(|held| held.end_lsn).collect();
+    let expected: Vec<Lsn> = (1..=5).map(|n| Lsn(0x100 + n * 0x10 * 100)).collect();
+    assert_eq!(ends, expected, "in the order of their commits");
+    assert!(held.iter().all(|held| held.reason == HeldReason::Poisoned));
+    assert!(held.iter().all(|held| held.cause.sqlstate == "23514"));
+    let status = applier
+        .shows(|status| status.quarantine.is_some_and(|held| held.open == 5))
+        .await;
+    assert_eq!(status.transactions, 495);
+    assert!(
+        status.batches < 100,
+        "{} target transactions",
+        status.batches
+    );
+    let shown = status.quarantine.expect("it was read");
+    assert_eq!((shown.open, shown.passed), (5, 5));
+    assert!(shown.loosens() && applier.status.is_ready());
+    assert_eq!(flow.deeds().await, ["held"; 5].join(", "));
+
+    // What comes again is known, applied or held (C42).
+    flow.go_back_to(0x100);
+    flow.marker().await;
+    flow.bundle(&transactions).await;
+    let again = StreamSequence(flow.sequence);
+    flow.bundle(&[&[1001]]).await;
+    flow.caught_up().await;
+    let status = applier.status.snapshot();
+    assert_eq!(status.duplicate_transactions, 500, "up to {again}");
+    assert_eq!(status.dedup.below_watermark, 0);
+    assert_eq!(flow.held().await.len(), 5);
+    assert_eq!(flow.number(distinct).await, 496);
+    applier.stop().await;
+}
+
+#[tokio::test]
+async fn exactly_the_poisoned_ones_of_a_batch_are_held_on_15() {
+    five_of_five_hundred(15).await;
+}
+
+#[tokio::test]
+async fn exactly_the_poisoned_ones_of_a_batch_are_held_on_18() {
+    five_of_five_hundred(18).await;
+}
+
+/// Every kind of error that is about a transaction, in a batch with healthy ones before and behind.
+#[tokio::test]
+async fn each_kind_of_data_fault_is_held_whole_and_the_others_are_in() {
+    let kinds = [
+        ("23514", "ALTER TABLE public.t ADD CHECK (id <> 50)"),
+        (
+            "23505",
+            "CREATE UNIQUE INDEX ON public.t (id); INSERT INTO public.t VALUES (50, 'mine')",
+        ),
+        (
+            "23502",
+            "ALTER TABLE public.t ADD COLUMN w integer NOT NULL DEFAULT 1; \
+            ALTER TABLE public.t ALTER COLUMN w DROP DEFAULT; \
+            CREATE FUNCTION public.f() RETURNS trigger LANGUAGE plpgsql AS \
+                'BEGIN IF new.id <> 50 THEN new.w := 1; END IF; RETURN new; END'; \
+            CREATE TRIGGER f BEFORE INSERT ON public.t FOR EACH ROW EXECUTE FUNCTION public.f(); \
+            ALTER TABLE public.t ENABLE ALWAYS TRIGGER f",
+        ),
+        (
+            "22003",
+            "ALTER TABLE public.t ALTER COLUMN id TYPE numeric(2), ADD CHECK (id <> 99); \
+            ALTER TABLE public.t ALTER COLUMN id TYPE smallint; \
+            CREATE FUNCTION public.f() RETURNS trigger LANGUAGE plpgsql AS \
+                'BEGIN IF new.id = 50 THEN new.id := 40000; END IF; RETURN new; END'; \
+            CREATE TRIGGER f BEFORE INSERT ON public.t FOR EACH ROW EXECUTE FUNCTION public.f(); \
+            ALTER TABLE public.t ENABLE ALWAYS TRIGGER f",
+        ),
+        (
+            "P0001",
+            "CREATE FUNCTION public.f() RETURNS trigger LANGUAGE plpgsql AS \
+                'BEGIN IF new.id = 50 THEN RAISE ''secret''; END IF; RETURN new; END'; \
+            CREATE TRIGGER f BEFORE INSERT ON public.t FOR EACH ROW EXECUTE FUNCTION public.f(); \
+            ALTER TABLE public.t ENABLE ALWAYS TRIGGER f",
+        ),
+        // A count that is not what it must be: nothing was stored, and nobody says so (B111).
+        (
+            "",
+            "CREATE FUNCTION public.f() RETURNS trigger LANGUAGE plpgsql AS \
+                'BEGIN IF new.id = 50 THEN RETURN NULL; END IF; RETURN new; END'; \
+            CREATE TRIGGER f BEFORE INSERT ON public.t FOR EACH ROW EXECUTE FUNCTION public.f(); \
+            ALTER TABLE public.t ENABLE ALWAYS TRIGGER f",
+        ),
+        // Deferred constraints speak up at COMMIT.
+        (
+            "23P01",
+            "CREATE EXTENSION IF NOT EXISTS btree_gist; INSERT INTO public.t VALUES (50, 'mine'); \
+            ALTER TABLE public.t ADD EXCLUDE USING gist (id WITH =) DEFERRABLE INITIALLY DEFERRED",
+        ),
+    ];
+    for (sqlstate, sql) in kinds {
+        let mut flow = Flow::new(18).await;
+        flow.run(sql).await;
+        flow.marker().await;
+        flow.bundle(&[&[1], &[2, 50, 3], &[4], &[5]]).await;
+        let applier = flow.start_with(flow.holding());
+        flow.caught_up().await;
+        let held = flow.held().await;
+        let [held] = &held[..] else {
+            panic!("{sqlstate}: {held:?}")
+        };
+        assert_eq!(held.cause.sqlstate, sqlstate, "{held:?}");
+        assert_eq!(held.identity, identity_of(0x120), "{sqlstate}");
+        assert!(!held.cause.message.contains("secret"), "{held:?}");
+        let mine = "SELECT count(*) FROM public.t WHERE id IN (2, 3) OR v = 'x' AND id = 50";
+        assert_eq!(flow.number(mine).await, 0, "{sqlstate}");
+        let healthy = "SELECT count(*) FROM public.t WHERE id IN (1, 4, 5)";
+        assert_eq!(flow.number(healthy).await, 3, "{sqlstate}");
+        applier.stop().await;
+    }
+}
+
+/// A transaction that came in chunks: under `halt` a reference to the stream, copied when the lane
+/// moves past it (C47).
+#[tokio::test]
+async fn c47_a_chunked_transaction_is_kept_by_reference_and_copied_when_the_lane_moves_past_it() {
+    let mut flow = Flow::new(18).await;
+    flow.run("ALTER TABLE public.t ADD CHECK (id <> 50)").await;
+    flow.marker().await;
+    flow.bundle(&[&[1]]).await;
+    flow.large(&[2, 3, 50, 4], |_| {}).await;
+    let manifest = StreamSequence(flow.sequence);
+    flow.bundle(&[&[5]]).await;
+    let halt = flow.start().halt().await;
+    assert_eq!(halt.code, HaltCode::ApplyFailed, "{halt}");
+    let held = flow.held().await;
+    let [held] = &held[..] else {
+        panic!("{held:?}")
+    };
+    assert_eq!((held.storage, held.chunked), (HeldStorage::Stream, true));
+    assert_eq!((held.sequence, held.changes), (manifest, 4));
+    assert_eq!(held.cause.change, 3);
+    let frames = "SELECT count(*) FROM trellara.held_frame";
+    assert_eq!(flow.number(frames).await, 0);
+
+    // The policy is another one now: the same row, and the lane goes on.
+    let applier = flow.start_with(flow.holding());
+    flow.caught_up().await;
+    let moved = flow.held().await;
+    assert_eq!((moved.len(), moved[0].id), (1, held.id));
+    assert_eq!(moved[0].reason, HeldReason::Poisoned);
+    assert_eq!(
+        (moved[0].storage, moved[0].attempts),
+        (HeldStorage::Target, 2)
+    );
+    assert!(moved[0].frames > 1, "manifest and chunks: {moved:?}");
+    assert_eq!(flow.number(frames).await as u64, moved[0].frames);
+    assert_eq!(flow.target.rows().await, "1:1 5:1");
+    applier.stop().await;
+}
+
+/// F18: killed while the held row is written, nothing of it is there, and the checkpoint has not
+/// moved; then it is held once.
+#[tokio::test]
+async fn f18_a_held_row_and_the_checkpoint_behind_it_are_one_transaction() {
+    for table in ["held", "held_frame", "audit", "applied"] {
+        let mut flow = Flow::new(18).await;
+        flow.run("ALTER TABLE public.t ADD CHECK (id <> 50)").await;
+        flow.marker().await;
+        flow.bundle(&[&[50], &[2]]).await;
+        // Whoever writes there waits for us.
+        let mut locker = crate::flow::connect(&flow.target.url).await;
+        let lock = locker.transaction().await.unwrap();
+        lock.batch_execute(&format!("LOCK TABLE trellara.{table} IN SHARE MODE"))
+            .await
+            .unwrap();
+        let applier = flow.start_with(flow.holding());
+        flow.target.blocked().await;
+        flow.run(
+            "SELECT pg_terminate_backend(holder_pid) FROM trellara.lane \
+              WHERE flow = current_database()",
+        )
+        .await;
+        applier.shows(|status| status.retries > 0).await;
+        assert_eq!(flow.held().await.len(), 0, "{table}");
+        assert_eq!(
+            flow.number("SELECT count(*) FROM trellara.held_frame")
+                .await,
+            0
+        );
+        assert_eq!(flow.deeds().await, "", "{table}");
+        assert_eq!(flow.target.checkpoint(&flow.name).await.end_lsn, Lsn(0x100));
+        lock.rollback().await.unwrap();
+        flow.caught_up().await;
+        assert_eq!(flow.held().await.len(), 1, "{table}");
+        assert_eq!(flow.target.rows().await, "2:1", "{table}");
+        applier.stop().await;
+    }
+}
+
+/// What nobody knows stops the lane, whatever the policy.
+#[tokio::test]
+async fn an_unknown_error_stops_the_lane_under_every_policy() {
+    let mut flow = Flow::new(18).await;
+    flow.run(
+        "CREATE FUNCTION public.f() RETURNS trigger LANGUAGE plpgsql AS \
+             'BEGIN IF new.id = 50 THEN RAISE SQLSTATE ''XX001''; END IF; RETURN new; END'; \
+         CREATE TRIGGER f BEFORE INSERT ON public.t FOR EACH ROW EXECUTE FUNCTION public.f(); \
+         ALTER TABLE public.t ENABLE ALWAYS TRIGGER f",
+    )
+    .await;
+    flow.marker().await;
+    flow.bundle(&[&[1], &[50], &[2]]).await;
+    let halt = flow.start_with(flow.holding()).halt().await;
+    assert_eq!(halt.code, HaltCode::ApplyFailed, "{halt}");
+    assert!(halt.reason.contains("XX001"), "{halt}");
+    assert_eq!(flow.held().await[0].reason, HeldReason::Blocking);
+    assert_eq!(flow.target.rows().await, "1:1");
+}
+
+/// Limits: the one beyond them is not set aside, the lane stops in front of it and names the limit.
+#[tokio::test]
+async fn beyond_a_limit_the_lane_stops_and_names_it() {
+    type Set = fn(&mut ApplierOptions);
+    let limits: [(&str, Set); 2] = [
+        ("quarantine.max_transactions (1)", |options| {
+            options.quarantine.max_transactions = 1;
+        }),
+        ("quarantine.max_bytes (300)", |options| {
+            options.quarantine.max_bytes = 300;
+        }),
+    ];
+    for (name, set) in limits {
+        let mut flow = Flow::new(18).await;
+        flow.run("ALTER TABLE public.t ADD CHECK (id < 50)").await;
+        flow.marker().await;
+        flow.bundle(&[&[50], &[1], &[51], &[2]]).await;
+        let mut options = flow.holding();
+        set(&mut options);
+        let halt = flow.start_with(options).halt().await;
+        assert_eq!(halt.code, HaltCode::ApplyFailed, "{halt}");
+        assert!(halt.reason.contains(name), "{halt}");
+        let held = flow.held().await;
+        let reasons: Vec<HeldReason> = held.iter().map(|held| held.reason).collect();
+        assert_eq!(reasons, [HeldReason::Poisoned, HeldReason::Blocking]);
+        assert_eq!(flow.target.rows().await, "1:1");
+    }
+}
+
+#[tokio::test]
+async fn a_lane_whose_oldest_held_transaction_is_too_old_stands_still() {
+    let mut flow = Flow::new(18).await;
+    flow.run("ALTER TABLE public.t ADD CHECK (id < 50)").await;
+    flow.marker().await;
+    flow.bundle(&[&[50], &[1]]).await;
+    let applier = flow.start_with(flow.holding());
+    flow.caught_up().await;
+    applier.stop().await;
+    let mut options = flow.holding();
+    options.halt = HaltPolicy::Stay;
+    options.quarantine.max_age = Some(Duration::from_millis(1));
+    let applier = flow.start_with(options);
+    let halt = tokio::time::timeout(PATIENCE, halted(&applier))
+        .await
+        .unwrap();
+    assert_eq!(halt.code, HaltCode::ApplyFailed, "{halt}");
+    assert!(halt.reason.contains("quarantine.max_age"), "{halt}");
+    flow.bundle(&[&[2]]).await;
+    flow.reported(|_| true).await;
+    flow.reported(|_| true).await;
+    assert_eq!(flow.target.rows().await, "1:1", "nothing is read");
+    applier.stop().await;
+}
+
+/// What stands still is let go at the desk, by the applier that stands there: replayed once the
+/// cause is gone, or discarded; and the lane reads on behind it, in the middle of its frame.
+#[tokio::test]
+async fn a_lane_that_stands_still_goes_on_when_the_desk_has_decided() {
+    for task in [Task::Replay, Task::Discard] {
+        let mut flow = Flow::new(18).await;
+        flow.run("ALTER TABLE public.t ADD CONSTRAINT low CHECK (id < 50)")
+            .await;
+        flow.marker().await;
+        flow.bundle(&[&[1], &[50], &[2]]).await;
+        flow.bundle(&[&[3]]).await;
+        let applier = flow.start_with(flow.staying());
+        halted(&applier).await;
+        let id = flow.held().await[0].id;
+        if task == Task::Replay {
+            // Refused again it stays where it is.
+            let refused = ask(&flow, &order(task, &[id])).await;
+            assert!(matches!(ended(refused), End::Failed { .. }));
+            assert!(!applier.status.is_ready());
+            assert_eq!(flow.held().await[0].attempts, 2);
+            flow.run("ALTER TABLE public.t DROP CONSTRAINT low").await;
+        }
+        ended(ask(&flow, &order(task, &[id])).await);
+        flow.caught_up().await;
+        let (rows, state) = match task {
+            Task::Replay => ("1:1 2:1 3:1 50:1", HeldState::Replayed),
+            Task::Discard => ("1:1 2:1 3:1", HeldState::Discarded),
+        };
+        assert_eq!(flow.target.rows().await, rows);
+        assert_eq!(flow.held().await[0].state, state);
+        let status = applier
+            .shows(|status| status.state == ApplierState::Running)
+            .await;
+        assert_eq!(status.retries, 0, "it never began anew");
+        let held = status.quarantine.expect("it was read");
+        assert_eq!((held.open, held.stands_in_front_of), (0, None));
+        assert_eq!(held.loosens(), task == Task::Discard);
+        applier.stop().await;
+    }
+}
+
+/// The same of a chunked one, whose frames are in the stream alone.
+#[tokio::test]
+async fn c47_what_the_lane_stands_in_front_of_is_replayed_from_the_stream_or_copied() {
+    for task in [Task::Replay, Task::Discard] {
+        let mut flow = Flow::new(15).await;
+        flow.run("ALTER TABLE public.t ADD CONSTRAINT low CHECK (id < 50)")
+            .await;
+        flow.marker().await;
+        flow.large(&[2, 3, 50, 4], |_| {}).await;
+        flow.bundle(&[&[5]]).await;
+        let applier = flow.start_with(flow.staying());
+        halted(&applier).await;
+        let id = flow.held().await[0].id;
+        flow.run("ALTER TABLE public.t DROP CONSTRAINT low").await;
+        ended(ask(&flow, &order(task, &[id])).await);
+        flow.caught_up().await;
+        let frames = flow
+            .number("SELECT count(*) FROM trellara.held_frame")
+            .await;
+        match task {
+            Task::Replay => {
+                assert_eq!(flow.target.rows().await, "2:1 3:1 4:1 5:1 50:1");
+                assert_eq!(frames, 0);
+            }
+            Task::Discard => {
+                assert_eq!(flow.target.rows().await, "5:1");
+                assert!(frames > 1, "kept whole before the stream may lose it");
+            }
+        }
+        applier.stop().await;
+    }
+}
+
+/// What another held one's replay writes into the ledger does not make the lane forget what it
+/// stands in front of.
+#[tokio::test]
+async fn a_replay_of_another_leaves_the_lane_in_front_of_what_it_stands_before() {
+    let mut flow = Flow::new(18).await;
+    flow.run("ALTER TABLE public.t ADD CONSTRAINT low CHECK (id < 50)")
+        .await;
+    flow.marker().await;
+    flow.bundle(&[&[50], &[1], &[51], &[2]]).await;
+    let mut options = flow.holding();
+    options.halt = HaltPolicy::Stay;
+    options.quarantine.max_transactions = 1;
+    let applier = flow.start_with(options);
+    halted(&applier).await;
+    flow.run("ALTER TABLE public.t DROP CONSTRAINT low").await;
+    let ids: Vec<HeldId> = flow.held().await.iter().map(|held| held.id).collect();
+    ended(ask(&flow, &order(Task::Replay, &ids[..1])).await);
+    assert!(!applier.status.is_ready());
+    assert_eq!(flow.target.rows().await, "1:1 50:1");
+    ended(ask(&flow, &order(Task::Replay, &ids[1..])).await);
+    flow.caught_up().await;
+    assert_eq!(flow.target.rows().await, "1:1 2:1 50:1 51:1");
+    applier.stop().await;
+}
+
+/// The target is restored, or the lane moved, while it stands still: what is not the next one any
+/// more is read again on the ordinary way, and closed there.
+#[tokio::test]
+async fn what_is_not_the_next_one_any_more_is_closed_by_the_way_it_goes() {
+    let mut flow = Flow::new(18).await;
+    flow.run("ALTER TABLE public.t ADD CONSTRAINT low CHECK (id < 50)")
+        .await;
+    flow.marker().await;
+    flow.bundle(&[&[1]]).await;
+    let applier = flow.start();
+    flow.caught_up().await;
+    applier.stop().await;
+    flow.bundle(&[&[2], &[50]]).await;
+    let applier = flow.start_with(flow.staying());
+    halted(&applier).await;
+    // As if the rest had been restored from before: row and ledger row of transaction 2 are gone.
+    flow.run(
+        "DELETE FROM public.t WHERE id = 2; \
+         ALTER TABLE public.t DROP CONSTRAINT low; \
+         DELETE FROM trellara.applied WHERE end_lsn = '0/120'; \
+         SELECT pg_terminate_backend(holder_pid) FROM trellara.lane WHERE flow = current_database()",
+    )
+    .await;
+    flow.caught_up().await;
+    assert_eq!(flow.target.rows().await, "1:1 2:1 50:1");
+    assert_eq!(flow.held().await[0].state, HeldState::Replayed);
+    assert_eq!(flow.deeds().await, "held, retried at start");
+    applier.stop().await;
+}
+
+/// The end of the only one that was asked for.
+fn ended(answer: Answer) -> End {
+    match answer {
+        Answer::Done(items) => items.into_iter().next().expect("one").end,
+        Answer::NotNow { reason } => panic!("not now: {reason}"),
+    }
+}
