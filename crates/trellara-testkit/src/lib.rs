@@ -12,6 +12,7 @@ pub mod ground;
 pub mod judging;
 pub mod large;
 pub mod oracle;
+pub mod poisoning;
 pub mod proxy;
 pub mod roles;
 pub mod soak;
