@@ -15,15 +15,18 @@ use crate::checkpoint::Checkpoint;
 
 pub mod audit;
 pub mod desk;
+pub mod effects;
 pub mod footprint;
 pub(crate) mod frames;
 pub(crate) mod hold;
 pub mod keys;
 pub mod limits;
+pub mod rehearsal;
 pub(crate) mod replay;
 pub mod request;
 pub mod skipped;
 pub mod store;
+pub mod view;
 
 /// Number of a held transaction on its target; of one lane they grow in commit order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -177,6 +180,10 @@ pub struct Held {
     pub held_at_us: i64,
     /// When it was closed.
     pub closed_at_us: Option<i64>,
+    /// When it was tried the last time.
+    pub last_tried_at_us: Option<i64>,
+    /// Why it was closed, in the words of whoever did it.
+    pub closed_reason: Option<String>,
     /// The first later transaction that was applied although it touches the same (C46).
     pub overtaken: Option<Overtaker>,
 }

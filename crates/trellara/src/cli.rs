@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::{ArgAction, Args, Parser, Subcommand};
 
 use crate::command::{
-    applier, check, completions, config, demo, inspect, man, pause, relay, remove, resume, rewind,
-    run, setup, status, verify, wait,
+    applier, check, completions, config, demo, inspect, man, pause, quarantine, relay, remove,
+    resume, rewind, run, setup, status, verify, wait,
 };
 use crate::exit;
 use crate::output::Format;
@@ -59,6 +59,8 @@ pub(crate) enum Command {
     Wait(wait::Args),
     Verify(Box<verify::Args>),
     Inspect(inspect::Args),
+    #[command(subcommand)]
+    Quarantine(quarantine::Command),
     Pause(pause::Args),
     Resume(resume::Args),
     Rewind(rewind::Args),

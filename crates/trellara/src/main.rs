@@ -96,6 +96,7 @@ async fn serve(command: Command, context: &Context) -> Result<Exit, Failure> {
         Command::Wait(args) => command::wait::execute(&args, context).await,
         Command::Verify(args) => command::verify::execute(&args, context).await,
         Command::Inspect(args) => command::inspect::execute(&args, context).await,
+        Command::Quarantine(command) => command::quarantine::execute(&command, context).await,
         Command::Pause(args) => command::pause::execute(&args, context).await,
         Command::Resume(args) => command::resume::execute(&args, context).await,
         Command::Rewind(args) => command::rewind::execute(&args, context).await,

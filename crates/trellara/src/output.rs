@@ -132,6 +132,18 @@ pub(crate) fn confirm(question: &str) -> bool {
     read.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes")
 }
 
+/// Asks at the terminal for a word that has to be typed out; without a terminal the answer is no.
+pub(crate) fn typed(question: &str, word: &str) -> bool {
+    if !std::io::stdin().is_terminal() {
+        return false;
+    }
+    let question = visible::lines(question);
+    let _ = write!(std::io::stderr(), "{question} ");
+    let mut answer = String::new();
+    let read = std::io::stdin().read_line(&mut answer);
+    read.is_ok() && answer.trim() == word
+}
+
 /// A reader that went away (`trellara inspect | head`) is no error of ours.
 fn write_line(text: &str) {
     let mut out = std::io::stdout().lock();

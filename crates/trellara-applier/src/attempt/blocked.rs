@@ -136,7 +136,8 @@ impl Attempt<'_> {
         let tried = self.tried.load(Ordering::Relaxed);
         self.quarantine = Quarantine::read(client, self.options, &self.durable, tried).await?;
         self.show_quarantine();
-        if was && self.durable.end_lsn != stood {
+        if self.durable.end_lsn != stood {
+            // Also when this process has not tried it yet: what was read on to is behind us.
             self.read_on().await?;
         }
         if was != self.is_blocked() {

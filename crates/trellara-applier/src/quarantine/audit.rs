@@ -129,3 +129,65 @@ pub async fn write(
     ];
     client.execute(INSERT, &parameters).await.map(drop)
 }
+
+/// A row of the audit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// Its number; later ones are higher.
+    pub id: i64,
+    /// When: microseconds since the Unix epoch, by the target's clock.
+    pub at_us: i64,
+    /// What was done.
+    pub action: String,
+    /// To which held transaction.
+    pub held: Option<HeldId>,
+    /// By whom.
+    pub operator: Operator,
+    /// Under which role of the target.
+    pub role: String,
+    /// A JSON object.
+    pub arguments: String,
+    /// In their words.
+    pub reason: String,
+    /// Where the lane stood.
+    pub lsn: Lsn,
+    /// Of the held row before.
+    pub digest: Option<Vec<u8>>,
+}
+
+/// The newest deeds of a flow, oldest of them first; `held` alone, or all; at most `limit`.
+///
+/// # Errors
+/// When the server refuses.
+pub async fn read(
+    client: &Client,
+    flow: &FlowName,
+    held: Option<HeldId>,
+    limit: i64,
+) -> Result<Vec<Entry>, Error> {
+    const READ: &str = "\
+        SELECT a.id, a.at, a.action, a.held_id, a.operator, a.host, a.version, a.role, \
+               a.arguments::text, a.reason, a.lsn, a.digest \
+          FROM trellara.audit AS a \
+         WHERE a.flow = $1 AND ($2::bigint IS NULL OR a.held_id = $2) \
+         ORDER BY a.id DESC LIMIT $3";
+    let parameters: [&(dyn ToSql + Sync); 3] = [&flow.as_str(), &held.map(|id| id.0), &limit];
+    let rows = client.query(READ, &parameters).await?;
+    let entry = |row: &tokio_postgres::Row| Entry {
+        id: row.get(0),
+        at_us: crate::ledger::microseconds(row.get(1)),
+        action: row.get(2),
+        held: row.get::<_, Option<i64>>(3).map(HeldId),
+        operator: Operator {
+            name: row.get(4),
+            host: row.get(5),
+            version: row.get(6),
+        },
+        role: row.get(7),
+        arguments: row.get(8),
+        reason: row.get(9),
+        lsn: crate::ledger::lsn(row.get(10)),
+        digest: row.get(11),
+    };
+    Ok(rows.iter().rev().map(entry).collect())
+}

@@ -50,7 +50,7 @@ pub(crate) async fn work(
         token,
     };
     let mut steps = Vec::new();
-    for id in desk.listed().await? {
+    for id in replay::listed(desk.client, (desk.flow, desk.lane), order).await? {
         if source.is_some_and(|source| source.cancel.is_cancelled()) {
             return Err(Trouble::Cancelled);
         }

@@ -13,6 +13,7 @@ use trellara_envelope::{FlowName, Lane};
 use trellara_pgoutput::ChangeReader;
 
 use super::audit::{self, Action, Deed};
+use super::effects::Effects;
 use super::frames::{self, Head};
 use super::hold;
 use super::request::{End, Item, Order, Task};
@@ -118,22 +119,56 @@ pub(crate) async fn release_stale(
         .await
 }
 
-impl Desk<'_> {
-    /// Which ones the order is about, in order of commit.
-    pub(crate) async fn listed(&self) -> Result<Vec<HeldId>, Trouble> {
-        let Some(ids) = &self.order.ids else {
-            let rows = self
-                .client
-                .query(OPEN, &[&self.flow.as_str(), &lane_number(self.lane)])
-                .await?;
-            return Ok(rows.iter().map(|row| HeldId(row.get(0))).collect());
-        };
-        let mut ids = ids.clone();
-        ids.sort_unstable();
-        ids.dedup();
-        Ok(ids)
-    }
+/// Which ones an order is about, in order of commit.
+pub(crate) async fn listed(
+    client: &Client,
+    (flow, lane): (&FlowName, Lane),
+    order: &Order,
+) -> Result<Vec<HeldId>, Trouble> {
+    let Some(ids) = &order.ids else {
+        let rows = client
+            .query(OPEN, &[&flow.as_str(), &lane_number(lane)])
+            .await?;
+        return Ok(rows.iter().map(|row| HeldId(row.get(0))).collect());
+    };
+    let mut ids = ids.clone();
+    ids.sort_unstable();
+    ids.dedup();
+    Ok(ids)
+}
 
+/// The open ones that one waits behind.
+pub(crate) async fn waits_behind(client: &Client, id: HeldId) -> Result<Vec<HeldId>, Trouble> {
+    let rows = client.query(WAITS_BEHIND, &[&id.0]).await?;
+    Ok(rows.iter().map(|row| HeldId(row.get(0))).collect())
+}
+
+/// Why one must not be applied now, and what to do instead.
+pub(crate) fn out_of_order(
+    held: &Held,
+    behind: &[HeldId],
+    force: bool,
+) -> Option<(String, String)> {
+    if let Some(first) = behind.first() {
+        let all: Vec<String> = behind.iter().map(HeldId::to_string).collect();
+        return Some((
+            format!("it waits behind {}: they touch the same", all.join(", ")),
+            format!("trellara quarantine replay {first} first, or all of them with --all"),
+        ));
+    }
+    let overtaken = held.overtaken.as_ref().filter(|_| !force)?;
+    Some((
+        format!(
+            "a later transaction that touches the same is in: {}, which ends at {}",
+            overtaken.transaction, overtaken.end_lsn
+        ),
+        "look at it with trellara quarantine show; --force --reason applies it all the same, and \
+         may put older values over newer ones"
+            .to_owned(),
+    ))
+}
+
+impl Desk<'_> {
     /// Takes one of them. What the lane stands behind afterwards is the caller's to learn.
     ///
     /// # Errors
@@ -242,31 +277,9 @@ impl Desk<'_> {
         if held.reason == HeldReason::Blocking && held.before != self.stands.ordinal {
             return Ok(Some(not_next(held)));
         }
-        let rows = self.client.query(WAITS_BEHIND, &[&held.id.0]).await?;
-        if let Some(first) = rows.first().map(|row| HeldId(row.get(0))) {
-            let all: Vec<String> = rows
-                .iter()
-                .map(|row| row.get::<_, i64>(0).to_string())
-                .collect();
-            return Ok(Some(End::Refused {
-                reason: format!("it waits behind {}, which touch the same", all.join(", ")),
-                hint: format!(
-                    "trellara quarantine replay {first} first, or all of them with --all"
-                ),
-            }));
-        }
-        if let (Some(overtaken), false) = (&held.overtaken, self.order.force) {
-            return Ok(Some(End::Refused {
-                reason: format!(
-                    "a later transaction that touches the same is in: {}, which ends at {}",
-                    overtaken.transaction, overtaken.end_lsn
-                ),
-                hint: "look at it with trellara quarantine show; --force --reason applies it all \
-                       the same, and may put older values over newer ones"
-                    .to_owned(),
-            }));
-        }
-        Ok(None)
+        let behind = waits_behind(self.client, held.id).await?;
+        let refused = out_of_order(held, &behind, self.order.force);
+        Ok(refused.map(|(reason, hint)| End::Refused { reason, hint }))
     }
 
     async fn claim(&self, held: &Held) -> Result<(), Trouble> {
@@ -333,7 +346,8 @@ impl Desk<'_> {
         set_wise: bool,
     ) -> Result<Committed, Failure> {
         let mut executor = self.writer.executor(self.client, set_wise);
-        let changes = apply(&mut executor, self.client, head, self.source).await?;
+        let mut effects = Effects::default();
+        let changes = apply(&mut executor, self.client, head, self.source, &mut effects).await?;
         drop(executor);
         let digest = audit::digest(self.client, held.id).await?;
         let to = match held.reason {
@@ -548,6 +562,7 @@ pub(crate) async fn apply(
     client: &Client,
     head: &Head,
     source: Option<&Source<'_>>,
+    effects: &mut Effects,
 ) -> Result<u64, Failure> {
     let mut pieces = head.bytes(client, source).await?;
     let mut reader = ChangeReader::new(head.streamed(), head.aborted());
@@ -569,6 +584,7 @@ pub(crate) async fn apply(
             .next_change()
             .map_err(|error| head.unreadable(&error))?
         {
+            effects.count(&change.message, change.relations);
             executor
                 .apply_message(&change.message, change.relations)
                 .await
@@ -580,7 +596,7 @@ pub(crate) async fn apply(
     Ok(executor.flush().await.map_err(Failure::Change)?.changes)
 }
 
-fn refused_by_us(halt: &trellara_envelope::Halt) -> Cause {
+pub(crate) fn refused_by_us(halt: &trellara_envelope::Halt) -> Cause {
     Cause {
         message: halt.to_string(),
         hint: halt.hint.clone(),

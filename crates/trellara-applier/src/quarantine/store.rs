@@ -20,7 +20,7 @@ const COLUMNS: &str = "h.id, h.hash, h.source_system, h.source_timeline, h.commi
     h.after_ordinal, h.after_digest, h.frames, h.bytes, h.changes, h.keys, h.sqlstate, h.message, \
     h.detail, h.hint, h.schema_name, h.table_name, h.object, h.failed_change, h.attempts, \
     h.held_at, h.closed_at, h.overtaken_by, h.overtaken_lsn, h.after_timeline, \
-    h.before_ordinal, h.incarnation, h.frame_digest";
+    h.before_ordinal, h.incarnation, h.frame_digest, h.last_tried_at, h.closed_reason";
 
 /// Which of a lane's held transactions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,6 +94,37 @@ pub async fn is_held(
     Ok(found.get(0))
 }
 
+/// Which open transactions of a lane wait behind which: pairs of the one that waits and the one that
+/// it waits for.
+///
+/// # Errors
+/// When the server refuses.
+pub async fn waiting(
+    client: &Client,
+    flow: &FlowName,
+    lane: Lane,
+) -> Result<Vec<(HeldId, HeldId)>, tokio_postgres::Error> {
+    const WAITING: &str = "\
+        SELECT d.held_id, d.on_id FROM trellara.held_dependency AS d \
+          JOIN trellara.held AS h ON h.id = d.held_id JOIN trellara.held AS o ON o.id = d.on_id \
+         WHERE h.flow = $1 AND h.lane = $2 AND h.state IN ('held', 'replaying') \
+           AND o.state IN ('held', 'replaying') ORDER BY 1, 2";
+    let rows = client
+        .query(WAITING, &[&flow.as_str(), &lane_number(lane)])
+        .await?;
+    let pair = |row: &Row| (HeldId(row.get(0)), HeldId(row.get(1)));
+    Ok(rows.iter().map(pair).collect())
+}
+
+/// The target's clock: microseconds since the Unix epoch.
+///
+/// # Errors
+/// When the server refuses.
+pub async fn now_us(client: &Client) -> Result<i64, tokio_postgres::Error> {
+    let row = client.query_one("SELECT clock_timestamp()", &[]).await?;
+    Ok(microseconds(row.get(0)))
+}
+
 fn read(row: &Row) -> Result<Held, Halt> {
     let committed_on = source(row.get(2), row.get(3));
     let time = |column: usize| -> Option<i64> {
@@ -154,6 +185,8 @@ fn read(row: &Row) -> Result<Held, Halt> {
         attempts: unsigned(32),
         held_at_us: time(33).ok_or_else(|| unknown("held_at"))?,
         closed_at_us: time(34),
+        last_tried_at_us: time(41),
+        closed_reason: row.get(42),
         overtaken: row
             .get::<_, Option<String>>(35)
             .map(|transaction| Overtaker {

@@ -36,7 +36,7 @@ pub(crate) fn add_column(relation: &Relation, column: &Column, relations: &Relat
 }
 
 /// The source's type as it would be written on the target.
-fn type_name(column: &Column, relations: &RelationMap) -> String {
+pub(crate) fn type_name(column: &Column, relations: &RelationMap) -> String {
     if let Some(name) = relations.type_name(column.type_oid) {
         return quote::qualified(&name.namespace, &name.name);
     }

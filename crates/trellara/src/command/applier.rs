@@ -63,7 +63,8 @@ pub(crate) fn component(config: &Config, broker: Broker) -> Component {
     }
 }
 
-fn options(config: &Config) -> ApplierOptions {
+/// The applier as the file has it.
+pub(crate) fn options(config: &Config) -> ApplierOptions {
     let mut options = ApplierOptions::new(config.flow.clone(), link::target_options(config));
     options.batch_bytes = usize::try_from(config.process.batch_bytes).unwrap_or(usize::MAX);
     options.dedup_memory = config.process.dedup.memory;

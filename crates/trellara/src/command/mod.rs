@@ -8,6 +8,7 @@ pub(crate) mod demo;
 pub(crate) mod inspect;
 pub(crate) mod man;
 pub(crate) mod pause;
+pub(crate) mod quarantine;
 pub(crate) mod relay;
 pub(crate) mod remove;
 pub(crate) mod resume;

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-const COMMANDS: [&str; 17] = [
+const COMMANDS: [&str; 18] = [
     "check",
     "setup",
     "run",
@@ -12,6 +12,7 @@ const COMMANDS: [&str; 17] = [
     "wait",
     "verify",
     "inspect",
+    "quarantine",
     "pause",
     "resume",
     "rewind",
@@ -46,6 +47,17 @@ fn help_of_every_command() {
             assert!(help.contains(part), "{command}: no {part}");
         }
         insta::assert_snapshot!(command, help);
+    }
+}
+
+#[test]
+fn help_of_every_command_of_the_desk() {
+    for command in ["list", "show", "replay", "discard", "log"] {
+        let help = help(&["quarantine", command]);
+        for part in ["Reads:", "Writes:", "Exit codes:", "Examples:"] {
+            assert!(help.contains(part), "{command}: no {part}");
+        }
+        insta::assert_snapshot!(format!("quarantine_{command}"), help);
     }
 }
 

@@ -1,0 +1,210 @@
+//! A replay that is always rolled back: what it would do, and what still stands in its way.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tokio_postgres::Client;
+use tokio_util::sync::CancellationToken;
+use trellara_envelope::HaltCode;
+use trellara_jetstream::Broker;
+use trellara_jetstream::read::Reader;
+
+use super::desk::DeskError;
+use super::effects::{Effect, Effects};
+use super::frames::Head;
+use super::replay::{self, refused_by_us};
+use super::request::Order;
+use super::{Cause, Held, HeldId, HeldState, store};
+use crate::apply::{Failure, Source};
+use crate::execute::{ApplyError, Executor, ExecutorOptions};
+use crate::options::ApplierOptions;
+use crate::session::TargetSession;
+use crate::status::ApplierStatus;
+use crate::target::Catalog;
+use crate::trouble::Trouble;
+
+/// Nobody is kept waiting for long by what is not meant.
+const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '5s'";
+
+/// What would become of one held transaction.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rehearsed {
+    /// Which.
+    pub id: HeldId,
+    /// The transaction's identity; empty when there is no such one.
+    pub transaction: String,
+    /// What would happen.
+    pub would: Would,
+}
+
+/// What would happen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Would {
+    /// It would go in.
+    Apply(Vec<Effect>),
+    /// It would not be tried.
+    Refuse {
+        /// Why.
+        reason: String,
+        /// What to do instead.
+        hint: String,
+    },
+    /// The target would refuse it.
+    Fail(Box<Cause>),
+    /// It is in.
+    BeReplayedAlready,
+    /// The flow holds nothing of that number.
+    BeUnknown,
+}
+
+/// Tries an order in a session of its own and rolls everything back. The lane is not taken, nothing
+/// of it is written down, and no lock is waited for longer than five seconds.
+///
+/// # Errors
+/// When target or broker cannot be used.
+pub async fn rehearse(
+    options: &ApplierOptions,
+    broker: Option<&Broker>,
+    order: &Order,
+    cancel: &CancellationToken,
+) -> Result<Vec<Rehearsed>, DeskError> {
+    let status = ApplierStatus::default();
+    let (target, watch) = TargetSession::connect(options).await?;
+    let reader = broker.map(|broker| Reader::new(broker, &options.flow.stream()));
+    let source = broker.zip(reader.as_ref()).map(|(broker, reader)| Source {
+        broker,
+        reader,
+        options,
+        cancel,
+        status: &status,
+    });
+    let mut rehearsal = Rehearsal {
+        client: target.client(),
+        options,
+        source: source.as_ref(),
+        catalog: Catalog::new(),
+        replica: target.replica,
+        order,
+        slow: BTreeSet::new(),
+        failed: BTreeMap::new(),
+    };
+    let rehearsing = Box::pin(rehearsal.run());
+    let ended = tokio::select! {
+        ended = rehearsing => ended,
+        lost = watch.lost(&status) => Err(lost),
+    };
+    Ok(ended?)
+}
+
+struct Rehearsal<'a> {
+    client: &'a Client,
+    options: &'a ApplierOptions,
+    source: Option<&'a Source<'a>>,
+    catalog: Catalog,
+    replica: bool,
+    order: &'a Order,
+    /// Those that failed set-wise: row by row the failing change has a number.
+    slow: BTreeSet<HeldId>,
+    failed: BTreeMap<HeldId, Cause>,
+}
+
+impl Rehearsal<'_> {
+    /// A failed one takes the transaction with it, so the others are begun again without it.
+    async fn run(&mut self) -> Result<Vec<Rehearsed>, Trouble> {
+        let (flow, lane) = (&self.options.flow, self.options.lane);
+        let ids = replay::listed(self.client, (flow, lane), self.order).await?;
+        loop {
+            self.client.batch_execute(BEGIN).await?;
+            let tried = self.pass(&ids).await;
+            // When the connection is gone the server rolls back by itself.
+            let rolled_back = self.client.batch_execute("ROLLBACK").await;
+            if let Some(rehearsed) = tried? {
+                rolled_back?;
+                return Ok(rehearsed);
+            }
+        }
+    }
+
+    /// All of them in one transaction; `None` when one failed.
+    async fn pass(&mut self, ids: &[HeldId]) -> Result<Option<Vec<Rehearsed>>, Trouble> {
+        let (flow, lane) = (&self.options.flow, self.options.lane);
+        let mut done = BTreeSet::new();
+        let mut all = Vec::new();
+        for id in ids {
+            let held = store::get(self.client, flow, lane, *id).await?;
+            let would = match &held {
+                None => Would::BeUnknown,
+                Some(held) if held.state == HeldState::Replayed => Would::BeReplayedAlready,
+                Some(held) => match self.one(held, &done).await? {
+                    Some(would) => would,
+                    None => return Ok(None),
+                },
+            };
+            if matches!(would, Would::Apply(_)) {
+                done.insert(*id);
+            }
+            all.push(Rehearsed {
+                id: *id,
+                transaction: held.map_or(String::new(), |held| held.identity.to_string()),
+                would,
+            });
+        }
+        Ok(Some(all))
+    }
+
+    async fn one(
+        &mut self,
+        held: &Held,
+        done: &BTreeSet<HeldId>,
+    ) -> Result<Option<Would>, Trouble> {
+        if let Some(cause) = self.failed.get(&held.id) {
+            return Ok(Some(Would::Fail(Box::new(cause.clone()))));
+        }
+        let mut behind = replay::waits_behind(self.client, held.id).await?;
+        behind.retain(|id| !done.contains(id));
+        if let Some((reason, hint)) = replay::out_of_order(held, &behind, self.order.force) {
+            return Ok(Some(Would::Refuse { reason, hint }));
+        }
+        let head = match Head::read(self.client, held, self.source).await {
+            Err(Trouble::Halted { halt, .. }) if halt.code != HaltCode::Fenced => {
+                return Ok(Some(Would::Fail(Box::new(refused_by_us(&halt)))));
+            }
+            head => head?,
+        };
+        let mut effects = Effects::default();
+        let cause = match self.apply(held, &head, &mut effects).await {
+            Ok(()) => return Ok(Some(Would::Apply(effects.finish()))),
+            Err(Failure::Change(error)) => self.verdict(held, &error),
+            Err(Failure::Trouble(Trouble::Halted { halt, .. })) => Some(refused_by_us(&halt)),
+            Err(Failure::Trouble(trouble)) => return Err(trouble),
+        };
+        if let Some(cause) = cause {
+            self.failed.insert(held.id, cause);
+        }
+        Ok(None)
+    }
+
+    fn verdict(&mut self, held: &Held, error: &ApplyError) -> Option<Cause> {
+        let set_wise = self.slow.insert(held.id);
+        (!set_wise).then(|| Cause::from(error))
+    }
+
+    async fn apply(
+        &mut self,
+        held: &Held,
+        head: &Head,
+        effects: &mut Effects,
+    ) -> Result<(), Failure> {
+        let options = ExecutorOptions {
+            role_replica: self.replica,
+            set_wise: !self.slow.contains(&held.id),
+        };
+        let mut executor = Executor::new(self.client, &mut self.catalog, options)
+            .with_conflicts(&self.options.conflicts);
+        replay::apply(&mut executor, self.client, head, self.source, effects).await?;
+        drop(executor);
+        // What would speak up at COMMIT speaks up now.
+        let checked = self.client.batch_execute("SET CONSTRAINTS ALL IMMEDIATE");
+        let refused = |error| Failure::Change(ApplyError::from_server(&error));
+        checked.await.map_err(refused)
+    }
+}
