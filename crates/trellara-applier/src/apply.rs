@@ -27,8 +27,10 @@ use crate::target::Catalog;
 use crate::trouble::{self, Trouble};
 
 mod aside;
+mod fates;
 
-pub(crate) use self::aside::{LargeAside, SetAside};
+pub(crate) use self::aside::{HoldingLarge, LargeAside, SetAside};
+pub(crate) use self::fates::Fates;
 
 /// Writes target transactions on one session.
 pub(crate) struct Writer {
@@ -79,8 +81,8 @@ pub(crate) struct Part<'a> {
     pub(crate) from: &'a Checkpoint,
     /// Whole transactions, in order.
     pub(crate) units: &'a [Unit],
-    /// Which of them are set aside instead of applied, in order.
-    pub(crate) aside: &'a [SetAside],
+    /// What is special about some of them.
+    pub(crate) fates: &'a Fates,
     /// Open held ones in front of which the lane stood.
     pub(crate) blocking: &'a [Blocking],
     /// Where the lane is to stand.
@@ -89,9 +91,18 @@ pub(crate) struct Part<'a> {
     pub(crate) set_wise: bool,
 }
 
+/// What a chunked transaction does to held ones when it is applied.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Beside<'a> {
+    /// It is what the lane stood in front of.
+    pub(crate) closes: Option<Blocking>,
+    /// It touches what these discarded ones touch.
+    pub(crate) overtakes: &'a [HeldId],
+}
+
 impl<'a> Part<'a> {
     fn sets_aside(&self, unit: usize) -> bool {
-        let found = self.aside.binary_search_by_key(&unit, |one| one.unit);
+        let found = self.fates.aside.binary_search_by_key(&unit, |one| one.unit);
         found.is_ok()
     }
 
@@ -188,7 +199,7 @@ impl Writer {
 
     /// Carries the changes of those that are not set aside into the target.
     async fn carry(&mut self, client: &Client, part: Part<'_>) -> Result<u64, Failure> {
-        if part.units.len() == part.aside.len() {
+        if part.units.len() == part.fates.aside.len() {
             return Ok(0);
         }
         let none_aborted = AbortedSet::EMPTY;
@@ -224,7 +235,7 @@ impl Writer {
         &mut self,
         client: &Client,
         from: &Checkpoint,
-        (large, existing): (Large<'_>, Option<Blocking>),
+        (large, beside): (Large<'_>, Beside<'_>),
         to: &Checkpoint,
         source: &Source<'_>,
         set_wise: bool,
@@ -238,7 +249,7 @@ impl Writer {
                 client,
                 from,
                 (large, &aborted),
-                (to, existing),
+                (to, beside),
                 source,
                 set_wise,
             )
@@ -258,7 +269,7 @@ impl Writer {
         client: &Client,
         from: &Checkpoint,
         (large, aborted): (Large<'_>, &AbortedSet),
-        (to, existing): (&Checkpoint, Option<Blocking>),
+        (to, beside): (&Checkpoint, Beside<'_>),
         source: &Source<'_>,
         set_wise: bool,
     ) -> Result<(Recorded, u64), Failure> {
@@ -286,9 +297,7 @@ impl Writer {
             .map_err(|error| chunks::damaged(large, &error.to_string()))?;
         let applied = executor.flush().await.map_err(Failure::Change)?;
         drop(executor);
-        if let Some(open) = existing {
-            self.close_applied(client, from, open).await?;
-        }
+        self.write_beside(client, from, large, beside).await?;
         let identity = LedgerIdentity {
             hash: large.manifest.identity().hash(),
             end_lsn: large.manifest.end_lsn,

@@ -134,6 +134,13 @@ pub struct Cause {
     pub change: u64,
 }
 
+impl Cause {
+    /// Whether it was never tried.
+    pub fn is_empty(&self) -> bool {
+        self.message.is_empty() && self.sqlstate.is_empty()
+    }
+}
+
 /// A held transaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Held {

@@ -4,14 +4,16 @@
 use tokio_postgres::Client;
 use trellara_envelope::FrameDigest;
 
-use super::{Committed, Failure, Part, Source, Writer};
+use super::fates::numbered;
+use super::{Beside, Committed, Failure, Part, Source, Writer};
 use crate::batch::Unit;
 use crate::checkpoint::Checkpoint;
 use crate::chunks::Large;
 use crate::ledger::Recorded;
+use crate::quarantine::footprint::Touches;
 use crate::quarantine::frames::{self, Recut};
 use crate::quarantine::hold::{Aside, Blocking, Holding, Keeper};
-use crate::quarantine::{Cause, HeldId, HeldReason, HeldStorage};
+use crate::quarantine::{Cause, HeldId, HeldReason, HeldStorage, keys};
 use crate::trouble::Trouble;
 
 /// A transaction of a bundle that is not applied but set aside.
@@ -26,6 +28,18 @@ pub(crate) struct SetAside {
     pub(crate) attempts: u64,
     /// What it waits behind.
     pub(crate) behind: Vec<HeldId>,
+    pub(crate) touches: Touches,
+}
+
+/// How a chunked transaction is held.
+#[derive(Clone, Copy)]
+pub(crate) struct HoldingLarge<'a> {
+    pub(crate) reason: HeldReason,
+    pub(crate) cause: &'a Cause,
+    pub(crate) behind: &'a [HeldId],
+    pub(crate) touches: &'a Touches,
+    /// The row that is there already.
+    pub(crate) existing: Option<Blocking>,
 }
 
 /// A chunked transaction with where the lane stands behind it.
@@ -58,23 +72,25 @@ impl Writer {
     ) -> Result<Vec<HeldId>, Trouble> {
         let Part {
             units,
-            aside,
+            fates,
             blocking,
             ..
         } = part;
+        let aside = &fates.aside;
         let keeper = self.keeper(client, part.from);
         let mut ids = Vec::with_capacity(aside.len());
         let mut kept: Vec<(HeldId, &Recut)> = Vec::with_capacity(aside.len());
         for one in aside {
             let unit = &units[one.unit];
             let existing = blocking.iter().find(|open| open.hash == unit.hash);
+            let behind = numbered(&one.behind, &ids);
             let holding = Holding {
                 reason: one.reason,
                 storage: HeldStorage::Target,
                 cause: &one.cause,
                 attempts: one.attempts,
-                keys: 0,
-                behind: &one.behind,
+                keys: one.touches.keys(),
+                behind: &behind,
                 existing: existing.map(|open| open.id),
             };
             let id = keeper
@@ -82,6 +98,7 @@ impl Writer {
                 .await?;
             if existing.is_none() {
                 kept.push((id, &one.recut));
+                keys::write(client, id, &one.touches).await?;
             }
             ids.push(id);
         }
@@ -93,17 +110,29 @@ impl Writer {
                 keeper.applied(open.id).await?;
             }
         }
+        for (place, overtaken) in &fates.overtakes {
+            let unit = &units[*place];
+            let by = (unit.identity, unit.end_lsn);
+            keeper.overtaken(overtaken, by).await?;
+        }
         Ok(ids)
     }
 
-    /// What the lane stood in front of is applied in the target transaction that is open.
-    pub(super) async fn close_applied(
+    /// What an applied chunked transaction does to held ones, in the target transaction that is
+    /// open.
+    pub(super) async fn write_beside(
         &self,
         client: &Client,
         stands: &Checkpoint,
-        open: Blocking,
+        large: Large<'_>,
+        beside: Beside<'_>,
     ) -> Result<(), Trouble> {
-        self.keeper(client, stands).applied(open.id).await
+        let keeper = self.keeper(client, stands);
+        if let Some(open) = beside.closes {
+            keeper.applied(open.id).await?;
+        }
+        let by = (large.manifest.identity(), large.manifest.end_lsn);
+        keeper.overtaken(beside.overtakes, by).await
     }
 
     /// The lane comes to stand in front of a transaction of a bundle: it is kept, and nothing
@@ -113,14 +142,21 @@ impl Writer {
         client: &Client,
         stands: &Checkpoint,
         unit: &Unit,
-        cause: &Cause,
+        (cause, touches): (&Cause, &Touches),
         existing: Option<Blocking>,
     ) -> Result<HeldId, Trouble> {
         let recut = Recut::of(unit)?;
         let aside = Aside::of_unit(unit, &recut);
         client.batch_execute(&self.held.begin()).await?;
         let written = self
-            .write_blocking(client, stands, &aside, HeldStorage::Target, cause, existing)
+            .write_blocking(
+                client,
+                stands,
+                &aside,
+                HeldStorage::Target,
+                (cause, touches),
+                existing,
+            )
             .await;
         let written = match (written, existing) {
             (Ok(id), None) => frames::keep_small(client, &[(id, &recut)])
@@ -139,7 +175,7 @@ impl Writer {
         client: &Client,
         stands: &Checkpoint,
         aside: LargeAside<'_>,
-        cause: &Cause,
+        (cause, touches): (&Cause, &Touches),
         existing: Option<Blocking>,
     ) -> Result<HeldId, Trouble> {
         let LargeAside {
@@ -151,7 +187,7 @@ impl Writer {
         let storage = existing.map_or(HeldStorage::Stream, |open| open.storage);
         client.batch_execute(&self.held.begin()).await?;
         let written = self
-            .write_blocking(client, stands, &aside, storage, cause, existing)
+            .write_blocking(client, stands, &aside, storage, (cause, touches), existing)
             .await;
         self.done(client, written).await
     }
@@ -162,19 +198,24 @@ impl Writer {
         stands: &Checkpoint,
         aside: &Aside,
         storage: HeldStorage,
-        cause: &Cause,
+        (cause, touches): (&Cause, &Touches),
         existing: Option<Blocking>,
     ) -> Result<HeldId, Trouble> {
         let holding = Holding {
             reason: HeldReason::Blocking,
             storage,
             cause,
-            attempts: 1,
-            keys: 0,
+            attempts: u64::from(!cause.is_empty()),
+            keys: touches.keys(),
             behind: &[],
             existing: existing.map(|open| open.id),
         };
-        self.keeper(client, stands).hold(aside, holding).await
+        let id = self.keeper(client, stands).hold(aside, holding).await?;
+        if existing.is_none() {
+            // Discarded, it may be overtaken, and what it did not do has to be explained.
+            keys::write(client, id, touches).await?;
+        }
+        Ok(id)
     }
 
     /// Sets a chunked transaction aside: its frames are copied, and the lane moves past it.
@@ -183,8 +224,7 @@ impl Writer {
         client: &Client,
         from: &Checkpoint,
         aside: LargeAside<'_>,
-        (reason, cause, behind): (HeldReason, &Cause, &[HeldId]),
-        existing: Option<Blocking>,
+        hold: HoldingLarge<'_>,
         source: &Source<'_>,
     ) -> Result<Committed, Failure> {
         let LargeAside {
@@ -192,23 +232,27 @@ impl Writer {
             digest,
             after,
         } = aside;
+        let existing = hold.existing;
         let holding = Holding {
-            reason,
+            reason: hold.reason,
             storage: HeldStorage::Target,
-            cause,
-            attempts: match reason {
-                HeldReason::Poisoned | HeldReason::Blocking => 1,
-                HeldReason::Dependent => 0,
-            },
-            keys: 0,
-            behind,
+            cause: hold.cause,
+            attempts: u64::from(!hold.cause.is_empty()),
+            keys: hold.touches.keys(),
+            behind: hold.behind,
             existing: existing.map(|open| open.id),
         };
         client.batch_execute(&self.held.begin()).await?;
         let row = Aside::of_large(large, digest, after);
         let copies = existing.is_none_or(|open| open.storage == HeldStorage::Stream);
         let written = self
-            .write_large_aside(client, from, (&row, holding), (large, copies), source)
+            .write_large_aside(
+                client,
+                from,
+                (&row, holding, hold.touches),
+                (large, copies),
+                source,
+            )
             .await;
         let (recorded, id) = self.end(client, written).await?;
         Ok(Committed::nothing(recorded, vec![id]))
@@ -218,11 +262,16 @@ impl Writer {
         &self,
         client: &Client,
         from: &Checkpoint,
-        (row, holding): (&Aside, Holding<'_>),
+        (row, holding, touches): (&Aside, Holding<'_>, &Touches),
         (large, copies): (Large<'_>, bool),
         source: &Source<'_>,
     ) -> Result<(Recorded, HeldId), Failure> {
         let id = self.keeper(client, from).hold(row, holding).await?;
+        if holding.existing.is_none() {
+            keys::write(client, id, touches)
+                .await
+                .map_err(Trouble::from)?;
+        }
         if copies {
             frames::keep_large(client, id, (large, row.digest), source).await?;
         }

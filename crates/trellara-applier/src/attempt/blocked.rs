@@ -16,6 +16,7 @@ use crate::batch::Batch;
 use crate::checkpoint::Checkpoint;
 use crate::options::ApplierOptions;
 use crate::position;
+use crate::quarantine::footprint::{self, Footprints};
 use crate::quarantine::hold::{self, Blocking};
 use crate::quarantine::limits::{self, Totals};
 use crate::quarantine::{HeldId, store};
@@ -27,6 +28,8 @@ pub(super) struct Quarantine {
     /// Open ones in front of which the lane stands or stood.
     pub(super) blocking: Vec<Blocking>,
     pub(super) totals: Totals,
+    /// What later transactions are tested against.
+    pub(super) footprints: Footprints,
     /// When they were read.
     read: Instant,
     /// What the lane stands still for.
@@ -70,12 +73,24 @@ impl Quarantine {
                     ),
                 }),
         };
+        let footprints = footprint::load(client, flow, lane).await?;
         Ok(Self {
             blocking,
             totals,
+            footprints,
             read,
             blocked,
         })
+    }
+
+    /// These were set aside; nothing else has changed.
+    pub(super) fn add(&mut self, more: Totals) {
+        let totals = &mut self.totals;
+        totals.transactions += more.transactions;
+        totals.passed += more.passed;
+        totals.bytes = totals.bytes.saturating_add(more.bytes);
+        totals.keys = totals.keys.saturating_add(more.keys);
+        totals.oldest = totals.oldest.or(more.oldest);
     }
 
     fn is_over_age(&self, options: &ApplierOptions) -> bool {

@@ -7,12 +7,14 @@ use std::time::{Duration, Instant};
 use trellara_envelope::{FrameDigest, StreamSequence};
 
 use super::Attempt;
+use super::blocked::Quarantine;
 use super::isolate::{Failed, Isolation};
-use crate::apply::{self, Committed, Failure, LargeAside, Part, Source};
+use crate::apply::{self, Beside, Committed, Failure, Fates, LargeAside, Part, Source};
 use crate::batch::{Batch, Unit};
 use crate::checkpoint::Checkpoint;
 use crate::chunks::Large;
 use crate::disposition;
+use crate::quarantine::HeldId;
 use crate::report::Reporter;
 use crate::status::Work;
 use crate::trouble::Trouble;
@@ -32,18 +34,15 @@ impl Attempt<'_> {
     }
 
     async fn commit_batch(&mut self) -> Result<(), Trouble> {
-        let part = Part {
-            from: &self.durable,
-            units: self.batch.units(),
-            aside: &[],
-            blocking: &self.quarantine.blocking,
-            to: self.batch.to(),
-            set_wise: true,
-        };
-        let committing = self.writer.commit(&self.target.session.client, part);
-        let every = self.options.report_interval;
-        match reporting(committing, &self.reporter, &self.durable, every).await {
-            Ok(committed) => self.committed(committed).await,
+        match self.commit_whole().await {
+            Ok(Some(committed)) => self.committed(committed).await,
+            Ok(None) => {
+                let units = self.batch.units().to_vec();
+                self.commit_until_full(&units, true)
+                    .await
+                    .map(drop)
+                    .map_err(|failure| apply::blame(failure, &"of a batch"))
+            }
             Err(failure) if self.can_be_isolated(&failure) => {
                 tracing::warn!(
                     error = %failure, transactions = self.batch.units().len(),
@@ -53,6 +52,39 @@ impl Attempt<'_> {
             }
             Err(failure) => Err(apply::blame(failure, &"of a batch")),
         }
+    }
+
+    /// Commits the batch as it is; `None` when there is no room for all that has to wait.
+    async fn commit_whole(&mut self) -> Result<Option<Committed>, Failure> {
+        let client = &self.target.session.client;
+        let Quarantine {
+            footprints,
+            blocking,
+            totals,
+            ..
+        } = &mut self.quarantine;
+        let units = self.batch.units();
+        let mut fates = Fates::default();
+        if !footprints.is_empty() {
+            let room = (*totals, &self.options.quarantine);
+            fates = self.writer.fates(client, units, footprints, room).await?;
+        }
+        if fates.full.is_some() {
+            fates.undo(footprints);
+            return Ok(None);
+        }
+        let part = Part {
+            from: &self.durable,
+            units,
+            fates: &fates,
+            blocking,
+            to: self.batch.to(),
+            set_wise: true,
+        };
+        let committing = self.writer.commit(client, part);
+        let every = self.options.report_interval;
+        let committed = reporting(committing, &self.reporter, &self.durable, every).await;
+        self.settle_fates(fates, committed).map(Some)
     }
 
     fn can_be_isolated(&self, failure: &Failure) -> bool {
@@ -74,7 +106,7 @@ impl Attempt<'_> {
         while let Some(window) = isolation.next() {
             let part = &units[window.units.clone()];
             let Some(last) = part.last() else { break };
-            let failure = match self.commit_part(part, last, window.set_wise).await {
+            let failure = match self.commit_until_full(part, window.set_wise).await {
                 Ok(committed) => {
                     self.went_in(&committed).await?;
                     isolation.committed();
@@ -104,23 +136,69 @@ impl Attempt<'_> {
         self.stand_behind_batch().await
     }
 
-    async fn commit_part(
+    /// Commits transactions of the batch, up to the first that would have to wait and finds no room:
+    /// there the lane stops.
+    async fn commit_until_full(
         &mut self,
-        part: &[Unit],
-        last: &Unit,
+        units: &[Unit],
         set_wise: bool,
     ) -> Result<Committed, Failure> {
-        let part = Part {
-            from: &self.durable,
-            units: part,
-            aside: &[],
-            blocking: &self.quarantine.blocking,
-            to: &last.after,
-            set_wise,
-        };
-        let committing = self.writer.commit(&self.target.session.client, part);
-        let every = self.options.report_interval;
-        reporting(committing, &self.reporter, part.from, every).await
+        let mut fates = Fates::default();
+        if !self.quarantine.footprints.is_empty() {
+            let client = &self.target.session.client;
+            let room = (self.quarantine.totals, &self.options.quarantine);
+            let footprints = &mut self.quarantine.footprints;
+            fates = self.writer.fates(client, units, footprints, room).await?;
+        }
+        let full = fates.full;
+        let units_in = full.map_or(units, |(place, _)| &units[..place]);
+        if let Some(last) = units_in.last() {
+            let part = Part {
+                from: &self.durable,
+                units: units_in,
+                fates: &fates,
+                blocking: &self.quarantine.blocking,
+                to: &last.after,
+                set_wise,
+            };
+            let committing = self.writer.commit(&self.target.session.client, part);
+            let every = self.options.report_interval;
+            let committed = reporting(committing, &self.reporter, part.from, every).await;
+            let committed = self.settle_fates(fates, committed)?;
+            let Some((place, limit)) = full else {
+                return Ok(committed);
+            };
+            self.went_in(&committed).await?;
+            let trouble = self.block_waiting(&units[place], limit).await?;
+            return Err(trouble.into());
+        }
+        match full {
+            Some((place, limit)) => Err(self.block_waiting(&units[place], limit).await?.into()),
+            None => Err(Trouble::passing("nothing to commit").into()),
+        }
+    }
+
+    /// What was decided has happened, or has not.
+    pub(super) fn settle_fates(
+        &mut self,
+        fates: Fates,
+        committed: Result<Committed, Failure>,
+    ) -> Result<Committed, Failure> {
+        let footprints = &mut self.quarantine.footprints;
+        match &committed {
+            Ok(done) => {
+                if !done.held.is_empty() {
+                    tracing::warn!(
+                        flow = %self.options.flow, transactions = done.held.len(),
+                        "transactions wait behind held ones that touch the same"
+                    );
+                }
+                let added = fates.done(&done.held, done.applied_at_us, footprints);
+                self.quarantine.add(added);
+            }
+            Err(_) => fates.undo(footprints),
+        }
+        committed
     }
 
     /// A part of the batch is in.
@@ -136,8 +214,11 @@ impl Attempt<'_> {
     async fn look_again(&mut self, committed: &Committed) -> Result<(), Trouble> {
         let mut blocking = self.quarantine.blocking.iter();
         let closed = blocking.any(|open| committed.identities.contains(&open.hash));
-        if closed || !committed.held.is_empty() {
-            self.look_at_quarantine(self.durable.end_lsn).await?;
+        if closed {
+            return self.look_at_quarantine(self.durable.end_lsn).await;
+        }
+        if !committed.held.is_empty() {
+            self.show_quarantine();
         }
         Ok(())
     }
@@ -156,7 +237,7 @@ impl Attempt<'_> {
         let part = Part {
             from: &self.durable,
             units: &[],
-            aside: &[],
+            fates: &Fates::default(),
             blocking: &[],
             to: &last,
             set_wise: true,
@@ -177,41 +258,61 @@ impl Attempt<'_> {
     ) -> Result<(), Trouble> {
         let identity = large.manifest.identity();
         self.status.begin(Work::Large(identity));
-        let committed = match self.commit_large(large, true).await {
-            Err(failure) if failure.blames_a_transaction() => {
-                tracing::warn!(
-                    error = %failure, transaction = %identity,
-                    "a large transaction failed; trying it row by row"
-                );
-                self.commit_large(large, false).await
-            }
-            committed => committed,
+        let after = self.batch.to().clone();
+        let aside = LargeAside {
+            large,
+            digest,
+            after: &after,
         };
-        let committed = match committed {
-            Ok(committed) => {
-                self.trimmer
-                    .transaction_applied(large.incarnation, large.manifest.xid);
-                committed
-            }
-            Err(failure) if failure.blames_a_transaction() => {
-                let after = self.batch.to().clone();
-                let aside = LargeAside {
-                    large,
-                    digest,
-                    after: &after,
-                };
-                self.refused_large(aside, failure).await?
-            }
-            Err(failure) => return Err(apply::blame(failure, &identity)),
+        let hits = self.hits_of(large).await;
+        let hits = hits.map_err(|failure| apply::blame(failure, &identity))?;
+        let committed = if hits.open.is_empty() {
+            self.apply_or_refuse(aside, &hits.discarded).await?
+        } else {
+            self.wait_behind(aside, &hits.open).await?
         };
         let done = self.committed(committed).await;
         self.status.end();
         done
     }
 
+    async fn apply_or_refuse(
+        &mut self,
+        aside: LargeAside<'_>,
+        overtakes: &[HeldId],
+    ) -> Result<Committed, Trouble> {
+        let large = aside.large;
+        let identity = large.manifest.identity();
+        let committed = match self.commit_large(large, overtakes, true).await {
+            Err(failure) if failure.blames_a_transaction() => {
+                tracing::warn!(
+                    error = %failure, transaction = %identity,
+                    "a large transaction failed; trying it row by row"
+                );
+                self.commit_large(large, overtakes, false).await
+            }
+            committed => committed,
+        };
+        match committed {
+            Ok(committed) => {
+                self.trimmer
+                    .transaction_applied(large.incarnation, large.manifest.xid);
+                for id in overtakes {
+                    self.quarantine.footprints.close(*id);
+                }
+                Ok(committed)
+            }
+            Err(failure) if failure.blames_a_transaction() => {
+                self.refused_large(aside, failure).await
+            }
+            Err(failure) => Err(apply::blame(failure, &identity)),
+        }
+    }
+
     async fn commit_large(
         &mut self,
         large: Large<'_>,
+        overtakes: &[HeldId],
         set_wise: bool,
     ) -> Result<Committed, Failure> {
         let source = Source {
@@ -223,10 +324,13 @@ impl Attempt<'_> {
         };
         let client = &self.target.session.client;
         let (from, to) = (&self.durable, self.batch.to());
-        let existing = self.blocking(large.manifest.identity().hash());
+        let beside = Beside {
+            closes: self.blocking(large.manifest.identity().hash()),
+            overtakes,
+        };
         let committing =
             self.writer
-                .commit_large(client, from, (large, existing), to, &source, set_wise);
+                .commit_large(client, from, (large, beside), to, &source, set_wise);
         let every = self.options.report_interval;
         reporting(committing, &self.reporter, from, every).await
     }

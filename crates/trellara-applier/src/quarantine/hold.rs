@@ -25,6 +25,10 @@ UPDATE trellara.held \
        attempts = attempts + 1, last_tried_at = clock_timestamp(), \
        closed_at = clock_timestamp(), closed_reason = 'applied by the lane when it came again' \
  WHERE id = $1 AND state IN ('held', 'replaying')";
+const OVERTAKEN: &str = "\
+UPDATE trellara.held \
+   SET overtaken_by = $2, overtaken_lsn = $3, overtaken_at = clock_timestamp() \
+ WHERE id = $1 AND state = 'discarded' AND overtaken_by IS NULL";
 const FOLLOWS: &str = "\
 INSERT INTO trellara.held_dependency (held_id, on_id) SELECT $1, d FROM unnest($2::bigint[]) AS d";
 const STILL_BEFORE: &str = "\
@@ -200,6 +204,24 @@ impl Keeper<'_> {
             ));
         }
         self.audit(Action::RetriedAtStart, id, "{}", digest).await
+    }
+
+    /// Discarded ones that touch the same were overtaken by a transaction that is applied (C46).
+    pub(crate) async fn overtaken(
+        self,
+        ids: &[HeldId],
+        (by, end_lsn): (TransactionIdentity, Lsn),
+    ) -> Result<(), Trouble> {
+        for id in ids {
+            let digest = audit::digest(self.client, *id).await?;
+            let parameters: [&(dyn ToSql + Sync); 3] = [&id.0, &by.to_string(), &pg(end_lsn)];
+            if self.client.execute(OVERTAKEN, &parameters).await? == 1 {
+                let arguments = format!(r#"{{"by": "{by}"}}"#);
+                self.audit(Action::Overtaken, *id, &arguments, digest)
+                    .await?;
+            }
+        }
+        Ok(())
     }
 
     async fn audit(

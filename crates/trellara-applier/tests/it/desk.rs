@@ -126,7 +126,7 @@ pub(crate) fn order(task: Task, ids: &[HeldId]) -> Order {
     }
 }
 
-fn all() -> Order {
+pub(crate) fn all() -> Order {
     Order {
         ids: None,
         ..order(Task::Replay, &[])

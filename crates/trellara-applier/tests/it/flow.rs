@@ -341,12 +341,20 @@ impl Flow {
     /// A bundle of transactions, each inserting its ids; transaction `n` ends 0x10 behind the one
     /// before.
     pub(crate) async fn bundle(&mut self, transactions: &[&[i32]]) -> FrameDigest {
+        let transactions: Vec<(Vec<u8>, u32)> = transactions
+            .iter()
+            .map(|ids| (inserts(ids, None), ids.len() as u32))
+            .collect();
+        self.bundle_of(&transactions).await
+    }
+
+    /// The same of records, with their number of changes.
+    pub(crate) async fn bundle_of(&mut self, transactions: &[(Vec<u8>, u32)]) -> FrameDigest {
         let mut entries = Vec::new();
         let mut payload = Vec::new();
         let mut end = self.position;
-        for ids in transactions {
+        for (records, changes) in transactions {
             end += 0x10;
-            let records = inserts(ids, None);
             entries.push(BundleEntry {
                 source: history().source(),
                 commit_lsn: Lsn(end - 8),
@@ -354,7 +362,7 @@ impl Flow {
                 xid: Xid(end as u32),
                 commit_time: CommitTime(end as i64 + self.other_course),
                 bytes: records.len() as u32,
-                changes: ids.len() as u32,
+                changes: *changes,
             });
             payload.extend(records);
         }
