@@ -157,7 +157,8 @@ impl Catalogue {
             Ok(report) => report,
             Err(failure) => self.refused(table, failure, started.elapsed())?,
         };
-        ground.held.explain(&mut report);
+        let explained = ground.held.explain(&ground.pool, &mut report).await;
+        explained.map_err(crate::held::unreadable)?;
         let report = Arc::new(report);
         (ground.progress)(Progress::Finished {
             report: Arc::clone(&report),

@@ -110,8 +110,26 @@ pub struct Difference {
     pub source_row: Option<Vec<(String, Option<String>)>>,
     /// The same of the target's.
     pub target_row: Option<Vec<(String, Option<String>)>>,
-    /// The quarantined transaction that explains it.
-    pub explained_by: Option<String>,
+    /// What explains it.
+    pub explained_by: Option<Explanation>,
+}
+
+/// Why a row may differ.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Explanation {
+    /// A transaction that the target holds in quarantine touches it: its number there.
+    Held(String),
+    /// A conflict rule of the flow let a change of it go by.
+    ConflictRule,
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Explanation::Held(id) => f.write_str(id),
+            Explanation::ConflictRule => f.write_str("conflict rule"),
+        }
+    }
 }
 
 /// What became of a table.
@@ -196,7 +214,7 @@ pub struct TableReport {
     pub duplicate: u64,
     /// The first rows that differ, in key order where there is one; never more than asked for.
     pub differences: Vec<Difference>,
-    /// How many of the differing rows quarantined transactions explain.
+    /// How many of the differing rows quarantined transactions and conflict rules explain.
     pub explained: u64,
     /// How much of it was looked at.
     pub coverage: Coverage,
@@ -309,7 +327,8 @@ pub enum Verdict {
     Equal,
     /// At least one row differs.
     Different,
-    /// What differs is what transactions in quarantine touch; or nothing does, and some are held.
+    /// What differs is what transactions in quarantine touch or conflict rules let go by; or nothing
+    /// does, and some are held.
     Explained,
     /// Nothing differs in what was asked for, which was not everything.
     NoneFound,

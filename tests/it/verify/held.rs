@@ -115,6 +115,28 @@ async fn what_is_held_explains_what_differs_and_is_never_equal() -> Result<()> {
         let document = explained(&flow, 3).await?;
         ensure!(document["explained"] == 0, "{nothing}: {document}");
     }
+    // So does what a conflict rule skipped, with or without a key.
+    let skipped = format!(
+        "INSERT INTO trellara.skipped (flow, lane, hash, commit_lsn, end_lsn, source_xid, change, \
+             verb, conflict, rule, schema, \"table\", key) \
+         SELECT '{}', 0, substr(sha256(''), 1, 16), '0/1', '0/2', 700, n, 'insert', \
+                'duplicate_key', 'skip', 'public', t, k::jsonb \
+           FROM (VALUES (1, 'kept', '{{\"id\": \"7\"}}'), (2, 'kept', '{{\"id\": \"8\"}}'), \
+                        (3, 'log', NULL), (4, 'log', NULL), (5, 'log', NULL)) AS s (n, t, k)",
+        flow.name
+    );
+    run(&flow.target_admin, &[&skipped]).await?;
+    let document = explained(&flow, 5).await?;
+    ensure!(
+        document["explained"] == 5 && document["held_transactions"] == 0,
+        "{document}"
+    );
+    let kept = table(&document, "public.kept")?;
+    let by = &kept["differences"][0]["explained_by"];
+    ensure!(by == "conflict rule", "{kept}");
+    let text = flow.command(&["verify"]).await?.stdout;
+    ensure!(text.contains("explained by conflict rule"), "{text}");
+    run(&flow.target_admin, &["DELETE FROM trellara.skipped"]).await?;
     // What cannot be read is not passed over.
     let role = format!("REVOKE ALL ON trellara.held FROM {}", flow.roles.apply());
     run(&flow.target_admin, &[&role]).await?;

@@ -114,7 +114,7 @@ impl Rolling<'_> {
             let shapes = (&item.shapes.0, &item.shapes.1);
             let mut tally = work.again(pieces, shapes, &item.sample).boxed().await;
             if let Ok(tally) = &mut tally {
-                explain(&ground.held, item, tally);
+                explain(&ground, item, tally).await.map_err(unreadable)?;
             }
             all.push((*at, tally));
         }
@@ -138,13 +138,14 @@ impl Rolling<'_> {
 }
 
 /// What is in quarantine explains rows at the position that these were compared at.
-fn explain(held: &Held, item: &Item<'_>, tally: &mut Tally) {
+async fn explain(ground: &Ground<'_>, item: &Item<'_>, tally: &mut Tally) -> Result<(), Failure> {
     let (no, table) = (String::new, &item.pair.table);
     let mut report = catalogue::not_comparable(table, no(), no(), Duration::ZERO);
     report.by_key = !item.pair.key.is_empty();
     (report.missing, report.extra) = (tally.missing, tally.extra);
     (report.changed, report.duplicate) = (tally.changed, tally.duplicate);
     report.differences = std::mem::take(&mut tally.differences);
-    held.explain(&mut report);
+    ground.held.explain(&ground.pool, &mut report).await?;
     (tally.differences, tally.explained) = (report.differences, report.explained);
+    Ok(())
 }

@@ -8,6 +8,7 @@
 
 mod beside;
 mod borders;
+mod held;
 mod hostile;
 mod keyless;
 mod lanes;

@@ -416,7 +416,7 @@ fn row(difference: &Difference, by_key: bool, values: bool) -> Row {
         target_digest,
         source_row: shown(&difference.source_row),
         target_row: shown(&difference.target_row),
-        explained_by: difference.explained_by.clone(),
+        explained_by: difference.explained_by.as_ref().map(ToString::to_string),
     }
 }
 

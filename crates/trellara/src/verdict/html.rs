@@ -121,7 +121,7 @@ fn verdict(document: &Document) -> Markup {
     let explained = match document.explained {
         0 => None,
         rows => Some(format!(
-            "{} of them are explained by transactions in quarantine.",
+            "{} of them are explained by transactions in quarantine or conflict rules.",
             grouped(rows)
         )),
     };

@@ -8,7 +8,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use trellara_postgres::{SESSION_SETTINGS, quote};
-use trellara_verify::report::{Difference, Kind, Outcome, Recipe, Report, TableReport};
+use trellara_verify::report::{
+    Difference, Explanation, Kind, Outcome, Recipe, Report, TableReport,
+};
 
 use crate::visible;
 
@@ -133,8 +135,12 @@ impl Writer<'_> {
         differences.sort_by_key(order);
         let mut left = Left::default();
         for difference in held {
-            let by = difference.explained_by.as_deref().unwrap_or_default();
-            let reason = format!("explained by transaction {by} in quarantine");
+            let reason = match &difference.explained_by {
+                Some(Explanation::Held(id)) => {
+                    format!("explained by transaction {id} in quarantine")
+                }
+                Some(Explanation::ConflictRule) | None => "explained by conflict rule".to_owned(),
+            };
             left.add(self.named(difference), reason);
         }
         repair

@@ -199,7 +199,9 @@ fn verdict_line(document: &Document) -> String {
     let not_covered: Vec<_> = not_covered.map(|what| visible::inline(what)).collect();
     let explained = match document.explained {
         0 => String::new(),
-        explained => format!(" ({explained} explained by transactions in quarantine)"),
+        explained => {
+            format!(" ({explained} explained by transactions in quarantine or conflict rules)")
+        }
     };
     let held = match document.held_transactions {
         0 => String::new(),

@@ -62,7 +62,7 @@ fn what_quarantine_explains_is_left_to_it() {
     table.differences = ["17", "18"]
         .map(|key| difference(Kind::Changed, key))
         .into();
-    table.differences[0].explained_by = Some("41".into());
+    table.differences[0].explained_by = Some(Explanation::Held("41".into()));
     let repair = of(&report, true);
     assert_eq!(
         repair.sql.matches("UPDATE ONLY").count(),
