@@ -13,6 +13,7 @@
 //!   nothing is written.
 //! - `verify`: the judge says "equal" of what is, and finds what is not.
 //! - `pause`: the target stands still because somebody wants it to.
+//! - `runbook`: a page for each halt, and no page that says what is not so.
 //! - `types`, `identity`, `names`, `protocol`, `restart`: cases from the field, each a test named
 //!   after its number.
 
@@ -39,6 +40,7 @@ mod redelivery;
 mod restart;
 mod rewind;
 mod rollbacks;
+mod runbook;
 mod scenario;
 mod soak;
 mod stall;

@@ -119,6 +119,14 @@ impl Failure {
         self
     }
 
+    /// Names the page that says what to check and how to end it, where there is one.
+    pub(crate) fn with_page(self) -> Self {
+        match self.exit {
+            Exit::Halted(code) => self.hint(format!("docs/operating/halts/{code}.md")),
+            _ => self,
+        }
+    }
+
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         let hint = hint.into();
         if !hint.is_empty() && !self.hints.contains(&hint) {

@@ -55,7 +55,7 @@ fn main() -> ExitCode {
     let outcome = catch_unwind(AssertUnwindSafe(|| execute(cli)));
     let failure = match outcome {
         Ok(Ok(exit)) => return ExitCode::from(exit.code()),
-        Ok(Err(failure)) => failure,
+        Ok(Err(failure)) => failure.with_page(),
         Err(_) => Failure::new(
             Exit::Bug,
             "trellara met a state that it believed to be impossible",

@@ -108,3 +108,47 @@ async fn c24_another_target_is_refused() -> Result<()> {
     ensure!(applied(&flow).await? == "1");
     Ok(())
 }
+
+/// What docs/operating says of most damage: as long as the source has everything that the target has
+/// not applied, the stream can be replaced, and what comes again is skipped.
+#[tokio::test]
+async fn a_damaged_stream_is_replaced_where_the_source_still_has_what_is_missing() -> Result<()> {
+    for code in ["CORRUPT", "FORK", "GAP"] {
+        let name = code.to_ascii_lowercase();
+        let mut flow = flowing(18, &name, "source.acknowledge: applied").await?;
+        let (nats, stream) = broker_of(&flow);
+        let row = "INSERT INTO log VALUES (2, 'two')";
+        if code == "GAP" {
+            flow.applier.take().context("applier")?.terminate(WITHIN)?;
+            let before = last_sequence(&flow).await?;
+            run(&flow.source_admin, &[row]).await?;
+            let sequence = stored(&flow, ".tx.", before).await?;
+            run(&flow.source_admin, &["INSERT INTO log VALUES (3, 'three')"]).await?;
+            stored(&flow, ".tx.", sequence).await?;
+            let transactions = format!("trellara.{}.tx.>", flow.name);
+            broker::purge_below(&nats, &stream, &transactions, sequence + 1).await?;
+            flow.start_applier()?;
+        } else {
+            let messages = broker::messages(&nats, &stream).await?;
+            let known = messages.iter().rfind(|m| m.subject.contains(".tx."));
+            let known = known.context("a transaction")?;
+            let foreign = match code {
+                "CORRUPT" => bytes::Bytes::from_static(b"not a frame"),
+                _ => known.payload.clone(),
+            };
+            broker::publish(&nats, &known.subject, foreign).await?;
+            run(&flow.source_admin, &[row]).await?;
+        }
+        halted(flow.applier.as_mut().context("applier")?, code, 10).await?;
+        flow.relay = None;
+        broker::delete_stream(&nats, &stream).await?;
+        let done = flow.command(&["setup", "--new-stream", "--yes"]).await?;
+        ensure!(done.code == 0, "{code}: {done:?}");
+        flow.start_relay()?;
+        flow.start_applier()?;
+        flow.converges(WITHIN)
+            .await
+            .with_context(|| code.to_owned())?;
+    }
+    Ok(())
+}

@@ -9,6 +9,7 @@ use crate::config::{Config, LISTEN_APPLIER, OnHalt};
 use crate::context::Context;
 use crate::daemon::{self, Component, DaemonArgs};
 use crate::exit::{Exit, Failure};
+use crate::operator::Operator;
 use crate::report::DaemonReport;
 use crate::{broker, link, telemetry};
 
@@ -69,6 +70,7 @@ pub(crate) fn options(config: &Config) -> ApplierOptions {
     options.batch_bytes = usize::try_from(config.process.batch_bytes).unwrap_or(usize::MAX);
     options.dedup_memory = config.process.dedup.memory;
     options.dedup_window = config.process.dedup.window;
+    options.host = Operator::here().host;
     options.quarantine = config.process.quarantine;
     options.conflicts = config.process.conflicts.clone();
     options.history_age = config.nats.history.age;
