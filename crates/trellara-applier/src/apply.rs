@@ -1,6 +1,7 @@
 //! The target transaction: changes, ledger row, commit; or nothing of it.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Instant;
 
 use tokio_postgres::Client;
@@ -20,8 +21,9 @@ use crate::execute::{ApplyError, Executor, ExecutorOptions};
 use crate::lane::Held;
 use crate::ledger::{Ledger, LedgerIdentity, Recorded};
 use crate::options::ApplierOptions;
-use crate::quarantine::HeldId;
 use crate::quarantine::hold::Blocking;
+use crate::quarantine::skipped::Recorder;
+use crate::quarantine::{ConflictRules, HeldId};
 use crate::status::ApplierStatus;
 use crate::target::Catalog;
 use crate::trouble::{self, Trouble};
@@ -42,6 +44,7 @@ pub(crate) struct Writer {
     pub(crate) ledger: Ledger,
     pub(crate) catalog: Catalog,
     pub(crate) replica: bool,
+    pub(crate) conflicts: Arc<ConflictRules>,
 }
 
 /// What one target transaction did.
@@ -54,6 +57,8 @@ pub(crate) struct Committed {
     pub(crate) applied_at_us: i64,
     pub(crate) transactions: u64,
     pub(crate) changes: u64,
+    /// Of them those that a conflict rule skipped or let write over a row.
+    pub(crate) ruled: u64,
     pub(crate) seconds: f64,
     /// What was set aside, in the order of the source.
     pub(crate) held: Vec<HeldId>,
@@ -68,6 +73,7 @@ impl Committed {
             applied_at_us: recorded.applied_at_us,
             transactions: 0,
             changes: 0,
+            ruled: 0,
             seconds: 0.0,
             held,
         }
@@ -173,7 +179,7 @@ impl Writer {
     ) -> Result<Committed, Failure> {
         let begun = Instant::now();
         client.batch_execute(&self.held.begin()).await?;
-        let written = self.write(client, part).await;
+        let written = Box::pin(self.write(client, part)).await;
         let committed = self.end(client, written).await?;
         Ok(Committed {
             seconds: begun.elapsed().as_secs_f64(),
@@ -182,7 +188,7 @@ impl Writer {
     }
 
     async fn write(&mut self, client: &Client, part: Part<'_>) -> Result<Committed, Failure> {
-        let changes = self.carry(client, part).await?;
+        let (changes, ruled) = self.carry(client, part).await?;
         let held = self.keep(client, part).await?;
         let identities: Vec<LedgerIdentity> = part.applied().map(Unit::ledger_identity).collect();
         let recorded = self
@@ -193,16 +199,20 @@ impl Writer {
             transactions: identities.len() as u64,
             identities: identities.iter().map(|one| one.hash).collect(),
             changes,
+            ruled,
             ..Committed::nothing(recorded, held)
         })
     }
 
     /// Carries the changes of those that are not set aside into the target.
-    async fn carry(&mut self, client: &Client, part: Part<'_>) -> Result<u64, Failure> {
+    /// How many they are, and of them those that a conflict rule acted on.
+    async fn carry(&mut self, client: &Client, part: Part<'_>) -> Result<(u64, u64), Failure> {
         if part.units.len() == part.fates.aside.len() {
-            return Ok(0);
+            return Ok((0, 0));
         }
         let none_aborted = AbortedSet::EMPTY;
+        let (mut ruled, flow, host) = (0, self.flow.clone(), self.host.clone());
+        let of = (&flow, self.lane);
         let mut executor = self.executor(client, part.set_wise);
         let mut reader = ChangeReader::new(false, &none_aborted);
         let mut unread = true;
@@ -222,12 +232,17 @@ impl Writer {
             }
             reader.feed(unit.records.clone());
             apply_fed(&mut executor, &mut reader, unit).await?;
+            let mut recorder = Recorder::new(of, unit.identity, unit.end_lsn);
+            ruled += recorder
+                .all(client, executor.take_skipped(), &host, part.from.end_lsn)
+                .await
+                .map_err(Trouble::from)?;
             reader
                 .next_transaction()
                 .map_err(|error| unreadable(unit, &error))?;
         }
         let applied = executor.flush().await.map_err(Failure::Change)?;
-        Ok(applied.changes)
+        Ok((applied.changes, ruled))
     }
 
     /// Commits one large transaction, whose bytes are read while they are applied.
@@ -254,11 +269,12 @@ impl Writer {
                 set_wise,
             )
             .await;
-        let (recorded, changes) = self.end(client, written).await?;
+        let (recorded, (changes, ruled)) = self.end(client, written).await?;
         Ok(Committed {
             identities: vec![large.manifest.identity().hash()],
             transactions: 1,
             changes,
+            ruled,
             seconds: begun.elapsed().as_secs_f64(),
             ..Committed::nothing(recorded, Vec::new())
         })
@@ -272,8 +288,11 @@ impl Writer {
         (to, beside): (&Checkpoint, Beside<'_>),
         source: &Source<'_>,
         set_wise: bool,
-    ) -> Result<(Recorded, u64), Failure> {
+    ) -> Result<(Recorded, (u64, u64)), Failure> {
         let mut pieces = ChunkStream::open(source, large).await?;
+        let (flow, lane) = (self.flow.clone(), self.lane);
+        let (transaction, end_lsn) = (large.manifest.identity(), large.manifest.end_lsn);
+        let mut recorder = Recorder::new((&flow, lane), transaction, end_lsn);
         let mut reader = ChangeReader::new(large.manifest.streamed, aborted);
         let mut executor = self.executor(client, set_wise);
         while let Some(piece) = pieces.next().await? {
@@ -290,6 +309,11 @@ impl Writer {
                     .await
                     .map_err(Failure::Change)?;
             }
+            let skipped = executor.take_skipped();
+            recorder
+                .take(client, skipped)
+                .await
+                .map_err(Trouble::from)?;
         }
         pieces.finish()?;
         reader
@@ -297,16 +321,18 @@ impl Writer {
             .map_err(|error| chunks::damaged(large, &error.to_string()))?;
         let applied = executor.flush().await.map_err(Failure::Change)?;
         drop(executor);
+        let ruled = recorder.audit(client, &self.host, from.end_lsn).await;
+        let ruled = ruled.map_err(Trouble::from)?;
         self.write_beside(client, from, large, beside).await?;
         let identity = LedgerIdentity {
-            hash: large.manifest.identity().hash(),
-            end_lsn: large.manifest.end_lsn,
+            hash: transaction.hash(),
+            end_lsn,
         };
         let recorded = self
             .ledger
             .record_timed(client, from, to, &[identity])
             .await?;
-        Ok((recorded, applied.changes))
+        Ok((recorded, (applied.changes, ruled)))
     }
 
     pub(crate) fn executor<'c>(&'c mut self, client: &'c Client, set_wise: bool) -> Executor<'c> {
@@ -314,7 +340,7 @@ impl Writer {
             role_replica: self.replica,
             set_wise,
         };
-        Executor::new(client, &mut self.catalog, options)
+        Executor::new(client, &mut self.catalog, options).with_conflicts(&self.conflicts)
     }
 
     /// Commits what was written, or rolls back and says why. A commit that is answered by silence

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -180,6 +181,7 @@ impl<'a> Attempt<'a> {
                 ledger,
                 catalog: Catalog::new(),
                 replica: target.replica,
+                conflicts: Arc::new(options.conflicts.clone()),
             },
             dedup,
             quarantine,

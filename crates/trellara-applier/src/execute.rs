@@ -246,7 +246,8 @@ impl<'c> Executor<'c> {
         };
         let mapping = mapping.await.map_err(|error| error.at(place, 1))?;
         if let Some(conflicts) = self.rules_of(&mapping.table) {
-            let applied = self.apply_ruled(&mapping, &change, conflicts).await;
+            // Boxed: the path that everybody takes stays small.
+            let applied = Box::pin(self.apply_ruled(&mapping, &change, conflicts)).await;
             let table = &mapping.table;
             return applied.map_err(|error| error.on(&table.schema, &table.name).at(place, 1));
         }

@@ -14,6 +14,7 @@ use crate::batch::{Batch, Unit};
 use crate::checkpoint::Checkpoint;
 use crate::chunks::Large;
 use crate::disposition;
+use crate::metric;
 use crate::quarantine::HeldId;
 use crate::report::Reporter;
 use crate::status::Work;
@@ -366,6 +367,9 @@ impl Attempt<'_> {
                 committed.changes,
                 committed.seconds,
             );
+        }
+        if committed.ruled > 0 {
+            metric::count(metric::SKIPPED_CHANGES, &self.options.flow, committed.ruled);
         }
     }
 }

@@ -1,6 +1,8 @@
 //! Working an order off: by the applier that holds the lane, or by a command that takes the lane for
 //! itself because nobody does.
 
+use std::sync::Arc;
+
 use tokio_postgres::Client;
 use tokio_util::sync::CancellationToken;
 use trellara_envelope::{FlowName, Halt, HaltCode, Lane};
@@ -157,6 +159,7 @@ async fn in_session(
         ledger: Ledger::prepare(client, flow, lane, held.epoch).await?,
         catalog: Catalog::new(),
         replica: target.replica,
+        conflicts: Arc::new(options.conflicts.clone()),
     };
     let reader = broker.map(|broker| Reader::new(broker, &flow.stream()));
     let source = broker.zip(reader.as_ref()).map(|(broker, reader)| Source {

@@ -13,6 +13,7 @@ use super::effects::{Effect, Effects};
 use super::frames::Head;
 use super::replay::{self, refused_by_us};
 use super::request::Order;
+use super::skipped::Recorder;
 use super::{Cause, Held, HeldId, HeldState, store};
 use crate::apply::{Failure, Source};
 use crate::execute::{ApplyError, Executor, ExecutorOptions};
@@ -200,7 +201,10 @@ impl Rehearsal<'_> {
         };
         let mut executor = Executor::new(self.client, &mut self.catalog, options)
             .with_conflicts(&self.options.conflicts);
-        replay::apply(&mut executor, self.client, head, self.source, effects).await?;
+        let of = (&self.options.flow, self.options.lane);
+        let mut recorder = Recorder::new(of, held.identity, held.end_lsn);
+        let (client, source) = (self.client, self.source);
+        replay::apply(&mut executor, client, head, source, effects, &mut recorder).await?;
         drop(executor);
         // What would speak up at COMMIT speaks up now.
         let checked = self.client.batch_execute("SET CONSTRAINTS ALL IMMEDIATE");

@@ -17,6 +17,7 @@ use super::effects::Effects;
 use super::frames::{self, Head};
 use super::hold;
 use super::request::{End, Item, Order, Task};
+use super::skipped::Recorder;
 use super::{Cause, Held, HeldId, HeldReason, HeldState, HeldStorage, store};
 use crate::apply::{Committed, Failure, Source, Writer};
 use crate::checkpoint::Checkpoint;
@@ -345,10 +346,23 @@ impl Desk<'_> {
         head: &Head,
         set_wise: bool,
     ) -> Result<Committed, Failure> {
-        let mut executor = self.writer.executor(self.client, set_wise);
         let mut effects = Effects::default();
-        let changes = apply(&mut executor, self.client, head, self.source, &mut effects).await?;
+        let mut recorder = Recorder::new((self.flow, self.lane), held.identity, held.end_lsn);
+        let mut executor = self.writer.executor(self.client, set_wise);
+        let (client, source) = (self.client, self.source);
+        let changes = apply(
+            &mut executor,
+            client,
+            head,
+            source,
+            &mut effects,
+            &mut recorder,
+        )
+        .await?;
         drop(executor);
+        let (host, stands) = (&self.order.operator.host, self.stands.end_lsn);
+        let ruled = recorder.audit(client, host, stands).await;
+        let ruled = ruled.map_err(Trouble::from)?;
         let digest = audit::digest(self.client, held.id).await?;
         let to = match held.reason {
             HeldReason::Blocking => &held.after,
@@ -387,6 +401,7 @@ impl Desk<'_> {
             identities: vec![held.hash],
             transactions: 1,
             changes,
+            ruled,
             ..Committed::nothing(recorded, Vec::new())
         })
     }
@@ -563,6 +578,7 @@ pub(crate) async fn apply(
     head: &Head,
     source: Option<&Source<'_>>,
     effects: &mut Effects,
+    recorder: &mut Recorder<'_>,
 ) -> Result<u64, Failure> {
     let mut pieces = head.bytes(client, source).await?;
     let mut reader = ChangeReader::new(head.streamed(), head.aborted());
@@ -590,6 +606,11 @@ pub(crate) async fn apply(
                 .await
                 .map_err(Failure::Change)?;
         }
+        let skipped = executor.take_skipped();
+        recorder
+            .take(client, skipped)
+            .await
+            .map_err(Trouble::from)?;
     }
     pieces.finish()?;
     reader.finish().map_err(|error| head.unreadable(&error))?;

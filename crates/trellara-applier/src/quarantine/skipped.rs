@@ -4,13 +4,114 @@ use tokio_postgres::Client;
 use tokio_postgres::types::{PgLsn, ToSql, Type};
 use trellara_envelope::{FlowName, Lane, Lsn, TransactionIdentity};
 
-use super::keys;
+use super::audit::{self, Action, Deed, Operator};
+use super::{ConflictRule, keys};
 use crate::execute::Skipped;
 use crate::ledger::{LedgerError, lane as lane_number};
 use crate::plan::{Parameter, TextArray};
 
 /// Rows written by one statement.
 const ROWS: usize = 4096;
+
+/// What rules did to one transaction, written down while it is applied: a long one may have more
+/// conflicts than fit into memory.
+pub(crate) struct Recorder<'a> {
+    pub(crate) flow: &'a FlowName,
+    pub(crate) lane: Lane,
+    pub(crate) identity: TransactionIdentity,
+    pub(crate) end_lsn: Lsn,
+    skipped: u64,
+    overwritten: u64,
+}
+
+impl<'a> Recorder<'a> {
+    /// For one transaction, nothing recorded.
+    pub(crate) fn new(
+        (flow, lane): (&'a FlowName, Lane),
+        identity: TransactionIdentity,
+        end_lsn: Lsn,
+    ) -> Self {
+        Self {
+            flow,
+            lane,
+            identity,
+            end_lsn,
+            skipped: 0,
+            overwritten: 0,
+        }
+    }
+
+    /// Records what an executor gives.
+    pub(crate) async fn take(
+        &mut self,
+        client: &Client,
+        skipped: Vec<Skipped>,
+    ) -> Result<(), LedgerError> {
+        if skipped.is_empty() {
+            return Ok(());
+        }
+        let overwritten = skipped.iter().filter(|s| s.rule == ConflictRule::Overwrite);
+        let overwritten = overwritten.count() as u64;
+        self.overwritten += overwritten;
+        self.skipped += skipped.len() as u64 - overwritten;
+        let (flow, lane) = (self.flow, self.lane);
+        Box::pin(record(
+            client,
+            flow,
+            lane,
+            &self.identity,
+            self.end_lsn,
+            &skipped,
+        ))
+        .await
+    }
+
+    /// Records all of a transaction at once, with its row of the audit.
+    pub(crate) async fn all(
+        &mut self,
+        client: &Client,
+        skipped: Vec<Skipped>,
+        host: &str,
+        stands: Lsn,
+    ) -> Result<u64, LedgerError> {
+        self.take(client, skipped).await?;
+        self.audit(client, host, stands).await
+    }
+
+    /// Writes one row of the audit, when there is something to say; returns how many changes were
+    /// skipped or wrote over rows.
+    pub(crate) async fn audit(
+        &self,
+        client: &Client,
+        host: &str,
+        stands: Lsn,
+    ) -> Result<u64, LedgerError> {
+        let changes = self.skipped + self.overwritten;
+        if changes == 0 {
+            return Ok(0);
+        }
+        let arguments = serde_json::json!({
+            "transaction": self.identity.to_string(),
+            "skipped": self.skipped,
+            "overwritten": self.overwritten,
+        });
+        let deed = Deed {
+            action: Action::Skipped,
+            held: None,
+            operator: &Operator::applier(host),
+            arguments: &arguments.to_string(),
+            reason: "",
+            lsn: stands,
+            digest: None,
+        };
+        Box::pin(audit::write(client, (self.flow, self.lane), deed)).await?;
+        tracing::warn!(
+            flow = %self.flow, transaction = %self.identity, skipped = self.skipped,
+            overwritten = self.overwritten, "conflict rules acted; see trellara.skipped"
+        );
+        Ok(changes)
+    }
+}
 
 /// Records what rules did to changes of one transaction, inside the target transaction that applies
 /// it.

@@ -1,5 +1,6 @@
 //! The applier against real servers.
 
+mod conflicts;
 mod dedup;
 mod desk;
 mod execute;
