@@ -26,6 +26,7 @@ mod bare;
 mod connect;
 mod damage;
 mod dedup;
+mod desk;
 mod durable;
 mod identity;
 mod large;

@@ -17,7 +17,9 @@ use trellara_applier::rewind::answer_channel;
 use trellara_envelope::HaltCode;
 use trellara_postgres::{Notification, Session, quote};
 
-use super::{LANE, broker_for, cause_line, desk_failure, ledger_failure, open_ones, target};
+use super::{
+    LANE, broker_for, cause_line, counted, desk_failure, ledger_failure, open_ones, target,
+};
 use crate::command::applier;
 use crate::config::{Config, duration};
 use crate::context::Context;
@@ -204,9 +206,12 @@ pub(super) async fn discard(args: &DiscardArgs, context: &Context) -> Result<Exi
         .filter(|held| held.state.is_open() && !args.yes)
     {
         let question = format!(
-            "transaction {} with {} changes, committed at {}, will not be applied to this target.\n\
+            "transaction {} with {}, committed at {}, will not be applied to this target.\n\
              Type its number ({}) to discard it:",
-            held.identity, held.changes, held.identity.commit_lsn, held.id
+            held.identity,
+            counted(held.changes, "change"),
+            held.identity.commit_lsn,
+            held.id
         );
         if !output::typed(&question, &held.id.to_string()) {
             return Err(Failure::new(
@@ -436,7 +441,7 @@ impl Outcome {
 
     fn lines(&self) -> Vec<String> {
         let mut what = match (self.changes, &self.error) {
-            (Some(changes), _) => format!("{changes} changes"),
+            (Some(changes), _) => counted(changes, "change"),
             (None, Some(error)) => error.line.clone(),
             (None, None) => visible::inline(&self.reason).into_owned(),
         };

@@ -103,6 +103,12 @@ fn at(us: i64) -> String {
     time::text(CommitTime(us - CommitTime::UNIX_OFFSET_US))
 }
 
+/// `1 change`, `2 changes`.
+fn counted(count: u64, what: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {what}{plural}")
+}
+
 /// The error in one line: SQLSTATE, message, place.
 fn cause_line(cause: &Cause) -> String {
     let mut line = String::new();

@@ -8,7 +8,7 @@ use trellara_applier::quarantine::{Held, HeldId, store};
 use trellara_postgres::Session;
 
 use super::list::{Item, ids};
-use super::{LANE, at, broker_for, cause_line, desk_failure, ledger_failure, target};
+use super::{LANE, at, broker_for, cause_line, counted, desk_failure, ledger_failure, target};
 use crate::command::applier;
 use crate::command::status::{age, bytes_text};
 use crate::config::Config;
@@ -285,17 +285,18 @@ fn head(document: &Document) -> Vec<String> {
     line(
         "kept",
         format!(
-            "{} in the {}: {} changes, {} frames; came at sequence {} of {}",
+            "{} in the {}: {}, {}; came at sequence {} of {}",
             bytes_text(item.bytes),
             item.storage,
-            item.changes,
-            document.frames,
+            counted(item.changes, "change"),
+            counted(document.frames, "frame"),
             document.stream_sequence,
             document.stream
         ),
     );
     if let Some(last) = &document.last_tried_at {
-        line("tried", format!("{} times, last at {last}", item.attempts));
+        let times = counted(item.attempts, "time");
+        line("tried", format!("{times}, last at {last}"));
     }
     line("error", error_text(document));
     line("named", visible::inline(&document.object).into_owned());
