@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -138,7 +139,7 @@ async fn told_everywhere(flow: &Flow) -> Result<()> {
     }
     // A judge does not wait for what cannot come.
     for mode in ["exact", "rolling"] {
-        let began = std::time::Instant::now();
+        let began = Instant::now();
         let words = ["verify", "--mode", mode, "--timeout", "10m"];
         let judged = flow.command(&words).await?;
         ensure!(judged.code == 4, "{judged:?}");
@@ -235,4 +236,47 @@ async fn a_pause_that_makes_no_sense_is_refused() -> Result<()> {
         "SELECT (SELECT count(*) FROM trellara.pause) + (SELECT count(*) FROM trellara.audit)";
     ensure!(value(&flow.target_admin, rows).await? == "0");
     Ok(())
+}
+
+/// A lane that stands in front of a held transaction can be paused, and the desk works meanwhile: what
+/// it replays is the operator's own word, and nothing else goes in behind it.
+#[tokio::test]
+async fn the_desk_works_while_the_lane_is_paused_and_nothing_follows() -> Result<()> {
+    let flow = started(18, "desked", &[SCHEMA], "").await?;
+    run(&flow.target_admin, &["INSERT INTO t VALUES (2, 'eve')"]).await?;
+    for id in 1..4 {
+        let row = format!("INSERT INTO t VALUES ({id}, 'x')");
+        run(&flow.source_admin, &[&row]).await?;
+    }
+    let held = "SELECT count(*) FROM trellara.held WHERE state = 'held' AND reason = 'blocking'";
+    until(&flow.target_admin, held, "1", WITHIN).await?;
+    let said = paused(&flow, &["--reason", "looking at it"]).await?;
+    ensure!(said["lanes"][0]["lsn"].is_string(), "{said}");
+    run(&flow.target_admin, &["DELETE FROM t WHERE id = 2"]).await?;
+    let replayed = flow.command(&["quarantine", "replay", "--all"]).await?;
+    ensure!(replayed.code == 0, "{replayed:?}");
+    // It has answered, and looks at what is held then.
+    let applier = flow.applier.as_ref().context("applier")?;
+    let deadline = Instant::now() + WITHIN;
+    loop {
+        let status = applier.status().await.context("a status")?;
+        let daemon = &status["daemons"][0];
+        if daemon["state"] == "paused" && daemon["ready"] == true {
+            break;
+        }
+        ensure!(Instant::now() < deadline, "{daemon}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    // The position moved with the replay, and it stands still there.
+    let ids = "SELECT string_agg(id::text, ' ' ORDER BY id) FROM t";
+    ensure!(value(&flow.target_admin, ids).await? == "1 2");
+    run(&flow.source_admin, &["INSERT INTO t VALUES (4, 'x')"]).await?;
+    let wait = flow.command(&["wait", "--timeout", "2s"]).await?;
+    ensure!(
+        wait.code == 20 && wait.stderr.contains("paused since"),
+        "{wait:?}"
+    );
+    ensure!(value(&flow.target_admin, ids).await? == "1 2");
+    resumed(&flow).await?;
+    flow.converges(WITHIN).await
 }

@@ -58,6 +58,8 @@ fn reason(text: &str) -> Result<String, String> {
 
 /// How often the row is read without a notification.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// An applier that takes everything up anew holds no lane for a moment.
+const NOBODY_FOR: Duration = Duration::from_secs(3);
 
 #[derive(Serialize)]
 struct Paused {
@@ -109,9 +111,13 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
         no_forecast: None,
     };
     for (lane, new) in told {
+        let mut held_at = Instant::now();
         let lane = loop {
             let (row, applier) = look(&config.flow, &target, lane).await?;
-            let settled = row.stands.is_some() || applier.is_none();
+            if applier.is_some() {
+                held_at = Instant::now();
+            }
+            let settled = row.stands.is_some() || held_at.elapsed() >= NOBODY_FOR;
             if settled || Instant::now() >= deadline {
                 break PausedLane::of(lane, row, !new, applier);
             }
