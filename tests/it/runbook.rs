@@ -73,6 +73,41 @@ fn runbook_has_a_page_for_each_halt_code_and_no_other() -> Result<()> {
     Ok(())
 }
 
+/// What the program says in code quotes anywhere: nobody is sent to a command that does not exist.
+#[tokio::test]
+async fn runbook_hints_name_commands_that_are_there() -> Result<()> {
+    let mut sources = Vec::new();
+    let mut folders = vec![root()?.join("crates")];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder)? {
+            let path = entry?.path();
+            match path.extension() {
+                None if path.is_dir() => folders.push(path),
+                Some(extension) if extension == "rs" => sources.push(path),
+                _ => {}
+            }
+        }
+    }
+    let mut named = BTreeSet::new();
+    for path in sources
+        .iter()
+        .filter(|path| path.components().any(|c| c.as_os_str() == "src"))
+    {
+        let text = std::fs::read_to_string(path)?;
+        for rest in text.split("`trellara ").skip(1) {
+            let word = rest.split(|c: char| !c.is_ascii_lowercase()).next();
+            named.extend(word.filter(|word| !word.is_empty()).map(str::to_owned));
+        }
+    }
+    ensure!(named.len() > 10, "{named:?}");
+    let config = root()?.join("trellara.yml.example");
+    for verb in named {
+        let done = trellara(&config, &[&verb, "--help"]).await?;
+        ensure!(done.code == 0, "there is no trellara {verb}");
+    }
+    Ok(())
+}
+
 /// A heading as GitHub names it.
 fn anchor(heading: &str) -> String {
     let kept = heading.trim_start_matches('#').trim().to_lowercase();

@@ -53,7 +53,7 @@ pub(crate) async fn check_stream(
         Some(target) if target == registration => return Ok(facts),
         Some(target) => (
             format!("stream {name} belongs to target {target}, this one is {registration}"),
-            "a restored copy of the target? trellara target adopt makes it the one that applies",
+            "a copy of the target cannot take over its original's stream: name another flow for it",
         ),
         None => (
             format!("stream {name} names no target that may apply it"),

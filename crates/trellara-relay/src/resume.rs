@@ -225,8 +225,8 @@ fn check_history(
                 "the stream comes from cluster {}, this server is cluster {}",
                 source.system, history.system
             ),
-            "check source.url; after pg_upgrade with migrated slots, `trellara source adopt` links \
-             both; otherwise copy the tables again",
+            "check source.url; a cluster that took the old one's place, by pg_upgrade as well, is \
+             another source: copy the tables again",
         ));
     }
     if source.timeline == history.timeline {
