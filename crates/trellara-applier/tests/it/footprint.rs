@@ -278,3 +278,45 @@ on_each_version! {
         assert!(other.is_empty());
     }
 }
+
+/// Bytes of this process that are in memory.
+#[cfg(target_os = "linux")]
+fn resident_bytes() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages = statm.split(' ').nth(1).unwrap();
+    pages.parse::<u64>().unwrap() * 4096
+}
+
+/// As many keys as may be kept by default, read row by row into what they take and no more.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn memory_of_half_a_million_keys_is_small() {
+    let mut world = World::new(18, TABLES).await;
+    schema::install(&mut world.target).await.unwrap();
+    hold(&world.target, 1, "held", "poisoned").await;
+    hold(&world.target, 2, "held", "dependent").await;
+    let keys = "INSERT INTO trellara.held_key SELECT 1 + n % 2, 'public', 'gone', 'row', \
+         jsonb_build_object('id', n::text) FROM generate_series(1, 500000) n";
+    world.target.batch_execute(keys).await.unwrap();
+    let before = resident_bytes();
+    let began = std::time::Instant::now();
+    let held = footprint::load(&world.session, &shop(), Lane(0))
+        .await
+        .unwrap();
+    let took = began.elapsed();
+    let grown = resident_bytes().saturating_sub(before) >> 20;
+    eprintln!("500000 keys: {grown} MiB, read in {took:?}");
+    assert_eq!((held.transactions(), held.keys()), (2, 500_000));
+    assert!(grown < 64, "{grown} MiB");
+    let mut reading = Reading {
+        relations: RelationMap::new(),
+    };
+    world
+        .source
+        .batch_execute("INSERT INTO gone VALUES (499999), (500001)")
+        .await
+        .unwrap();
+    let messages = transactions(&world).await.remove(0);
+    let hits = reading.hits(&mut world, &held, &messages).await;
+    assert_eq!(hits.open, [HeldId(2)]);
+}
