@@ -56,6 +56,8 @@ async fn halted(daemon: &mut Daemon, code: &str, exit: i32) -> Result<()> {
         "expected {code} and {exit}, it ended with {status}: {log}"
     );
     ensure!(log.contains("hint: "), "no hint: {log}");
+    let page = format!("hint: docs/operating/halts/{code}.md");
+    ensure!(log.contains(&page), "no page: {log}");
     Ok(())
 }
 

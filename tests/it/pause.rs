@@ -235,6 +235,15 @@ async fn a_pause_that_makes_no_sense_is_refused() -> Result<()> {
     let rows =
         "SELECT (SELECT count(*) FROM trellara.pause) + (SELECT count(*) FROM trellara.audit)";
     ensure!(value(&flow.target_admin, rows).await? == "0");
+    // A target of the version before.
+    run(&flow.target_admin, &["DROP TABLE trellara.pause"]).await?;
+    for words in [&pause[..], &["resume"]] {
+        let done = flow.command(words).await?;
+        ensure!(
+            done.code == 11 && done.stderr.contains("older than pauses"),
+            "{done:?}"
+        );
+    }
     Ok(())
 }
 

@@ -206,6 +206,12 @@ pub(super) async fn lanes(
     if link::checkpoint(config, target).await?.is_none() {
         return Err(link::not_set_up(config));
     }
+    const KNOWN: &str = "SELECT to_regclass('trellara.pause') IS NOT NULL";
+    let known: bool = target.client.query_one(KNOWN, &[]).await?.get(0);
+    if !known {
+        let reason = "schema trellara of this target is older than pauses";
+        return Err(Failure::new(Exit::Unfit, reason, "run trellara setup"));
+    }
     const LANES: &str = "SELECT lane FROM trellara.lane WHERE flow = $1 ORDER BY lane";
     let rows = target.client.query(LANES, &[&config.flow.as_str()]).await?;
     let all = rows
