@@ -444,3 +444,75 @@ async fn what_is_replayed_under_load_goes_in_once_and_stops_nobody() -> Result<(
     writer.await??;
     flow.converges(WITHIN).await
 }
+
+/// B116: what touches the refused one waits behind it, in order; what does not goes on.
+#[tokio::test]
+async fn b116_what_waits_behind_a_refused_one_goes_in_behind_it() -> Result<()> {
+    for version in [15, 18] {
+        let flow = refused(version, "order", PASSED).await?;
+        run(
+            &flow.source_admin,
+            &[
+                "UPDATE t SET v = 'two' WHERE id = 3",
+                "INSERT INTO t VALUES (6, 'free')",
+                "BEGIN; UPDATE t SET v = 'three' WHERE id = 3; INSERT INTO t VALUES (7, 'x'); COMMIT",
+                "UPDATE t SET v = 'seven' WHERE id = 7",
+                "DELETE FROM t WHERE id = 4",
+                "UPDATE t SET v = 'freer' WHERE id = 6",
+            ],
+        )
+        .await?;
+        until(&flow.target_admin, ROWS, "1x 6freer", WITHIN).await?;
+        let listed = said(&flow, &["list"], 0).await?;
+        let items = listed.as_array().context("an array")?;
+        ensure!(items.len() == 5, "{listed}");
+        let id = |at: usize| items[at]["id"].to_string();
+        ensure!(
+            items[0]["holds_back"]
+                .as_array()
+                .is_some_and(|all| all.len() >= 3),
+            "{listed}"
+        );
+        ensure!(
+            items[1]["reason"] == "dependent" && items[1]["message"] == "",
+            "{listed}"
+        );
+        let waits = items[3]["waits_behind"].to_string();
+        ensure!(waits.contains(&id(2)), "{listed}");
+        let text = quarantine(&flow, &["list"]).await?;
+        ensure!(text.stdout.contains("not tried"), "{text:?}");
+        // The judge knows what explains the difference.
+        let judged = flow.judged(&[]).await?;
+        ensure!(judged.code == 5, "{judged:?}");
+
+        let refused = said(&flow, &["replay", &id(3)], 12).await?;
+        ensure!(refused[0]["result"] == "refused", "{refused}");
+        let tried = said(&flow, &["replay", "--all", "--dry-run"], 12).await?;
+        let results: Vec<&str> = tried
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|one| one["result"].as_str())
+            .collect();
+        ensure!(
+            results[0] == "would fail" && results[1..] == ["would be refused"; 4],
+            "{tried}"
+        );
+
+        mend(&flow).await?;
+        let tried = said(&flow, &["replay", "--all", "--dry-run"], 0).await?;
+        ensure!(
+            tried.to_string().matches("would be replayed").count() == 5,
+            "{tried}"
+        );
+        let replayed = said(&flow, &["replay", "--all"], 0).await?;
+        ensure!(
+            replayed.to_string().matches("\"replayed\"").count() == 5,
+            "{replayed}"
+        );
+        flow.converges(WITHIN).await?;
+        let rewound = flow.command(&["rewind", "--to", "oldest"]).await?;
+        ensure!(rewound.code == 0, "{rewound:?}\n{}", flow.logs());
+    }
+    Ok(())
+}

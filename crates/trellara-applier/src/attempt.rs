@@ -23,7 +23,7 @@ use crate::ledger::{self, Ledger};
 use crate::machine::Machine;
 use crate::options::ApplierOptions;
 use crate::position;
-use crate::quarantine::replay;
+use crate::quarantine::order;
 use crate::quarantine::request::{self, DESK};
 use crate::report::Reporter;
 use crate::rewind::Request;
@@ -151,7 +151,7 @@ impl<'a> Attempt<'a> {
             .await?
             .ok_or_else(|| not_set_up(options))?;
         let (flow, lane) = (&options.flow, options.lane);
-        replay::release_stale(target.client(), flow, lane, held.epoch).await?;
+        order::release_stale(target.client(), flow, lane, held.epoch).await?;
         request::forget_old(target.client(), flow, lane).await?;
         let registration = target.identity.registration();
         let facts = position::check_stream(broker, options, &registration).await?;

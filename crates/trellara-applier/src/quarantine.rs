@@ -15,12 +15,14 @@ use crate::checkpoint::Checkpoint;
 
 pub mod audit;
 pub mod desk;
+mod discard;
 pub mod effects;
 pub mod footprint;
 pub(crate) mod frames;
 pub(crate) mod hold;
 pub mod keys;
 pub mod limits;
+pub(crate) mod order;
 pub mod rehearsal;
 pub(crate) mod replay;
 pub mod request;

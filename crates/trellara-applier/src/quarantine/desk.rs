@@ -9,7 +9,8 @@ use trellara_envelope::{FlowName, Halt, HaltCode, Lane};
 use trellara_jetstream::Broker;
 use trellara_jetstream::read::Reader;
 
-use super::replay::{self, Desk, Step};
+use super::order;
+use super::replay::{Desk, Step};
 use super::request::{Item, Order};
 use crate::apply::{Source, Writer};
 use crate::checkpoint::Checkpoint;
@@ -52,7 +53,7 @@ pub(crate) async fn work(
         token,
     };
     let mut steps = Vec::new();
-    for id in replay::listed(desk.client, (desk.flow, desk.lane), order).await? {
+    for id in order::listed(desk.client, (desk.flow, desk.lane), order).await? {
         if source.is_some_and(|source| source.cancel.is_cancelled()) {
             return Err(Trouble::Cancelled);
         }
@@ -143,7 +144,7 @@ async fn in_session(
         name: &name,
     };
     let held = lane::take(client, who, options.standby, cancel, status).await?;
-    replay::release_stale(client, flow, lane, held.epoch).await?;
+    order::release_stale(client, flow, lane, held.epoch).await?;
     let Some(stands) = ledger::checkpoint(client, flow, lane).await? else {
         return Err(Trouble::operator(Halt::new(
             HaltCode::Config,

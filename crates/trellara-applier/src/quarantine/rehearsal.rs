@@ -11,6 +11,7 @@ use trellara_jetstream::read::Reader;
 use super::desk::DeskError;
 use super::effects::{Effect, Effects};
 use super::frames::Head;
+use super::order;
 use super::replay::{self, refused_by_us};
 use super::request::Order;
 use super::skipped::Recorder;
@@ -112,7 +113,7 @@ impl Rehearsal<'_> {
     /// A failed one takes the transaction with it, so the others are begun again without it.
     async fn run(&mut self) -> Result<Vec<Rehearsed>, Trouble> {
         let (flow, lane) = (&self.options.flow, self.options.lane);
-        let ids = replay::listed(self.client, (flow, lane), self.order).await?;
+        let ids = order::listed(self.client, (flow, lane), self.order).await?;
         loop {
             self.client.batch_execute(BEGIN).await?;
             let tried = self.pass(&ids).await;
@@ -160,9 +161,9 @@ impl Rehearsal<'_> {
         if let Some(cause) = self.failed.get(&held.id) {
             return Ok(Some(Would::Fail(Box::new(cause.clone()))));
         }
-        let mut behind = replay::waits_behind(self.client, held.id).await?;
+        let mut behind = order::waits_behind(self.client, held.id).await?;
         behind.retain(|id| !done.contains(id));
-        if let Some((reason, hint)) = replay::out_of_order(held, &behind, self.order.force) {
+        if let Some((reason, hint)) = order::out_of_order(held, &behind, self.order.force) {
             return Ok(Some(Would::Refuse { reason, hint }));
         }
         let head = match Head::read(self.client, held, self.source).await {

@@ -14,11 +14,13 @@ use trellara_pgoutput::ChangeReader;
 
 use super::audit::{self, Action, Deed};
 use super::effects::Effects;
-use super::frames::{self, Head};
+use super::footprint::{self, Tester, Unreadable};
+use super::frames::Head;
 use super::hold;
+use super::order;
 use super::request::{End, Item, Order, Task};
 use super::skipped::Recorder;
-use super::{Cause, Held, HeldId, HeldReason, HeldState, HeldStorage, store};
+use super::{Cause, Held, HeldId, HeldReason, HeldState, store};
 use crate::apply::{Committed, Failure, Source, Writer};
 use crate::checkpoint::Checkpoint;
 use crate::disposition::{self, Disposition};
@@ -52,34 +54,19 @@ UPDATE trellara.held \
        sqlstate = $3, message = $4, detail = $5, hint = $6, schema_name = $7, table_name = $8, \
        object = $9, failed_change = $10 \
  WHERE id = $1 AND state = 'replaying' AND claimed_epoch = $2";
-const DISCARD: &str = "\
-UPDATE trellara.held AS h \
-   SET state = 'discarded', claimed_epoch = NULL, claimed_at = NULL, before_ordinal = 0, \
-       closed_at = clock_timestamp(), closed_reason = $5, \
-       reason = CASE h.reason WHEN 'blocking' THEN 'poisoned' ELSE h.reason END \
- WHERE h.id = $1 AND h.flow = $2 AND h.lane = $3 AND h.state IN ('held', 'replaying') \
-   AND EXISTS (SELECT FROM trellara.lane AS l \
-                WHERE l.flow = $2 AND l.lane = $3 AND l.epoch = $4)";
-/// What an earlier epoch left behind in the middle of a replay.
-const RELEASE: &str = "\
-UPDATE trellara.held \
-   SET state = CASE WHEN closed_at IS NULL THEN 'held' ELSE 'discarded' END, \
-       claimed_epoch = NULL, claimed_at = NULL \
- WHERE flow = $1 AND lane = $2 AND state = 'replaying' AND claimed_epoch < $3";
-/// Those that it waits behind, and what has become of them.
-const WAITS_BEHIND: &str = "\
-SELECT o.id FROM trellara.held_dependency AS d JOIN trellara.held AS o ON o.id = d.on_id \
- WHERE d.held_id = $1 AND o.state IN ('held', 'replaying') ORDER BY o.id";
-/// A discarded one that this one waited behind was overtaken by it (C46).
+/// Discarded ones that this one waited behind, or that it touches, are overtaken by it (C46).
 const OVERTAKES: &str = "\
 UPDATE trellara.held AS o \
    SET overtaken_by = $2, overtaken_lsn = $3, overtaken_at = clock_timestamp() \
-  FROM trellara.held_dependency AS d \
- WHERE d.held_id = $1 AND o.id = d.on_id AND o.state = 'discarded' AND o.overtaken_by IS NULL \
+ WHERE o.state = 'discarded' AND o.overtaken_by IS NULL AND o.id < $1 \
+   AND (o.id = ANY ($4) OR \
+        EXISTS (SELECT FROM trellara.held_dependency AS d WHERE d.held_id = $1 AND d.on_id = o.id)) \
 RETURNING o.id";
-const OPEN: &str = "\
-SELECT id FROM trellara.held \
- WHERE flow = $1 AND lane = $2 AND state IN ('held', 'replaying') ORDER BY id";
+/// Whether there is one that it could overtake.
+const DISCARDED: &str = "\
+SELECT EXISTS (SELECT FROM trellara.held \
+                WHERE flow = $1 AND lane = $2 AND id < $3 AND state = 'discarded' \
+                  AND overtaken_by IS NULL)";
 const OURS: &str = "\
 SELECT a.arguments ->> 'changes' FROM trellara.audit AS a \
  WHERE a.held_id = $1 AND a.action = $2 AND a.arguments ->> 'request' = $3 LIMIT 1";
@@ -106,67 +93,6 @@ pub(crate) struct Step {
     pub(crate) item: Item,
     /// What was committed behind the checkpoint, if anything was.
     pub(crate) committed: Option<Committed>,
-}
-
-/// Lets go of what an earlier epoch of the lane was replaying when it ended.
-pub(crate) async fn release_stale(
-    client: &Client,
-    flow: &FlowName,
-    lane: Lane,
-    epoch: trellara_envelope::LaneEpoch,
-) -> Result<u64, tokio_postgres::Error> {
-    client
-        .execute(RELEASE, &[&flow.as_str(), &lane_number(lane), &epoch.0])
-        .await
-}
-
-/// Which ones an order is about, in order of commit.
-pub(crate) async fn listed(
-    client: &Client,
-    (flow, lane): (&FlowName, Lane),
-    order: &Order,
-) -> Result<Vec<HeldId>, Trouble> {
-    let Some(ids) = &order.ids else {
-        let rows = client
-            .query(OPEN, &[&flow.as_str(), &lane_number(lane)])
-            .await?;
-        return Ok(rows.iter().map(|row| HeldId(row.get(0))).collect());
-    };
-    let mut ids = ids.clone();
-    ids.sort_unstable();
-    ids.dedup();
-    Ok(ids)
-}
-
-/// The open ones that one waits behind.
-pub(crate) async fn waits_behind(client: &Client, id: HeldId) -> Result<Vec<HeldId>, Trouble> {
-    let rows = client.query(WAITS_BEHIND, &[&id.0]).await?;
-    Ok(rows.iter().map(|row| HeldId(row.get(0))).collect())
-}
-
-/// Why one must not be applied now, and what to do instead.
-pub(crate) fn out_of_order(
-    held: &Held,
-    behind: &[HeldId],
-    force: bool,
-) -> Option<(String, String)> {
-    if let Some(first) = behind.first() {
-        let all: Vec<String> = behind.iter().map(HeldId::to_string).collect();
-        return Some((
-            format!("it waits behind {}: they touch the same", all.join(", ")),
-            format!("trellara quarantine replay {first} first, or all of them with --all"),
-        ));
-    }
-    let overtaken = held.overtaken.as_ref().filter(|_| !force)?;
-    Some((
-        format!(
-            "a later transaction that touches the same is in: {}, which ends at {}",
-            overtaken.transaction, overtaken.end_lsn
-        ),
-        "look at it with trellara quarantine show; --force --reason applies it all the same, and \
-         may put older values over newer ones"
-            .to_owned(),
-    ))
 }
 
 impl Desk<'_> {
@@ -256,7 +182,11 @@ impl Desk<'_> {
             }
             Err(trouble) => return Err(trouble),
         };
-        match self.try_until_verdict(held, &head).await {
+        let tried = match self.touched_discarded(held, &head).await {
+            Ok(touched) => self.try_until_verdict(held, (&head, &touched)).await,
+            Err(failure) => Err(failure),
+        };
+        match tried {
             Ok(committed) => {
                 let changes = committed.changes;
                 Ok((End::Replayed { changes }, Some(committed)))
@@ -278,8 +208,8 @@ impl Desk<'_> {
         if held.reason == HeldReason::Blocking && held.before != self.stands.ordinal {
             return Ok(Some(not_next(held)));
         }
-        let behind = waits_behind(self.client, held.id).await?;
-        let refused = out_of_order(held, &behind, self.order.force);
+        let behind = order::waits_behind(self.client, held.id).await?;
+        let refused = order::out_of_order(held, &behind, self.order.force);
         Ok(refused.map(|(reason, hint)| End::Refused { reason, hint }))
     }
 
@@ -304,7 +234,11 @@ impl Desk<'_> {
     }
 
     /// Set-wise, then row by row for the verdict; what passes by itself a few times more.
-    async fn try_until_verdict(&mut self, held: &Held, head: &Head) -> Result<Committed, Failure> {
+    async fn try_until_verdict(
+        &mut self,
+        held: &Held,
+        head: (&Head, &[HeldId]),
+    ) -> Result<Committed, Failure> {
         let mut set_wise = true;
         let mut tries = 0;
         loop {
@@ -329,7 +263,7 @@ impl Desk<'_> {
     async fn try_once(
         &mut self,
         held: &Held,
-        head: &Head,
+        head: (&Head, &[HeldId]),
         set_wise: bool,
     ) -> Result<Committed, Failure> {
         let begun = std::time::Instant::now();
@@ -343,7 +277,7 @@ impl Desk<'_> {
     async fn write(
         &mut self,
         held: &Held,
-        head: &Head,
+        (head, touched): (&Head, &[HeldId]),
         set_wise: bool,
     ) -> Result<Committed, Failure> {
         let mut effects = Effects::default();
@@ -393,7 +327,7 @@ impl Desk<'_> {
         if closed != 1 {
             return Err(taken_over().into());
         }
-        self.overtakes(held).await?;
+        self.overtakes(held, touched).await?;
         let arguments = json!({"changes": changes, "forced": held.overtaken.is_some()});
         self.audit(Action::Replayed, held, arguments, digest)
             .await?;
@@ -406,12 +340,49 @@ impl Desk<'_> {
         })
     }
 
+    /// The discarded ones before it whose footprint it touches. Its bytes are read once more for it,
+    /// where there are any such.
+    async fn touched_discarded(
+        &mut self,
+        held: &Held,
+        head: &Head,
+    ) -> Result<Vec<HeldId>, Failure> {
+        let (client, lane) = (self.client, lane_number(self.lane));
+        let row = client
+            .query_one(DISCARDED, &[&self.flow.as_str(), &lane, &held.id.0])
+            .await?;
+        if !row.get::<_, bool>(0) {
+            return Ok(Vec::new());
+        }
+        let footprints = footprint::load(client, self.flow, self.lane).await;
+        let footprints = footprints.map_err(Trouble::from)?;
+        let Writer {
+            catalog, replica, ..
+        } = &mut *self.writer;
+        let mut tester = Tester::new(client, catalog, *replica, &footprints);
+        let mut pieces = head.bytes(client, self.source).await?;
+        let mut reader = ChangeReader::new(head.streamed(), head.aborted());
+        while let Some(piece) = pieces.next().await? {
+            reader.feed(piece);
+            tester
+                .read(&mut reader)
+                .await
+                .map_err(|error| match error {
+                    Unreadable::Records(error) => Failure::from(head.unreadable(&error)),
+                    Unreadable::Change(error) => Failure::Change(error),
+                })?;
+        }
+        pieces.finish()?;
+        Ok(tester.finish().discarded)
+    }
+
     /// What was discarded before it is overtaken by it.
-    async fn overtakes(&self, held: &Held) -> Result<(), Failure> {
+    async fn overtakes(&self, held: &Held, touched: &[HeldId]) -> Result<(), Failure> {
         let by = held.identity.to_string();
+        let touched: Vec<i64> = touched.iter().map(|id| id.0).collect();
         let rows = self
             .client
-            .query(OVERTAKES, &[&held.id.0, &by, &pg(held.end_lsn)])
+            .query(OVERTAKES, &[&held.id.0, &by, &pg(held.end_lsn), &touched])
             .await?;
         for row in rows {
             let arguments = json!({"by": held.id.0});
@@ -462,81 +433,7 @@ impl Desk<'_> {
             .await
     }
 
-    async fn discard(&mut self, held: &Held) -> Result<(End, Option<Committed>), Trouble> {
-        let blocking = held.reason == HeldReason::Blocking;
-        if blocking && held.before != self.stands.ordinal {
-            return Ok((not_next(held), None));
-        }
-        self.client.batch_execute(&self.writer.held.begin()).await?;
-        let written = self.write_discard(held, blocking).await;
-        match self.writer.end(self.client, written).await {
-            Ok(committed) => Ok((End::Discarded, committed)),
-            Err(Failure::Change(error)) => Err(Trouble::passing(error.to_string())),
-            Err(Failure::Trouble(Trouble::Halted { halt, .. })) => Ok((
-                End::Refused {
-                    reason: halt.to_string(),
-                    hint: halt.hint,
-                },
-                None,
-            )),
-            Err(Failure::Trouble(trouble)) => Err(trouble),
-        }
-    }
-
-    async fn write_discard(
-        &mut self,
-        held: &Held,
-        blocking: bool,
-    ) -> Result<Option<Committed>, Failure> {
-        let digest = audit::digest(self.client, held.id).await?;
-        if held.storage == HeldStorage::Stream {
-            self.copy(held).await?;
-        }
-        let closed = self
-            .client
-            .execute(
-                DISCARD,
-                &[
-                    &held.id.0,
-                    &self.flow.as_str(),
-                    &lane_number(self.lane),
-                    &self.writer.held.epoch.0,
-                    &self.order.reason,
-                ],
-            )
-            .await?;
-        if closed != 1 {
-            return Err(taken_over().into());
-        }
-        self.audit(
-            Action::Discarded,
-            held,
-            json!({"blocking": blocking}),
-            digest,
-        )
-        .await?;
-        if !blocking {
-            return Ok(None);
-        }
-        // The lane moves past it, as past progress without transactions.
-        let recorded = self
-            .writer
-            .ledger
-            .record_timed(self.client, &self.stands, &held.after, &[])
-            .await?;
-        Ok(Some(Committed::nothing(recorded, Vec::new())))
-    }
-
-    /// Nothing keeps it in the stream any more once the lane has moved (C47).
-    async fn copy(&self, held: &Held) -> Result<(), Failure> {
-        let head = Head::read(self.client, held, self.source).await?;
-        if let (Some(large), Some(source)) = (head.large(), self.source) {
-            frames::keep_large(self.client, held.id, (large, held.digest), source).await?;
-        }
-        Ok(())
-    }
-
-    async fn audit(
+    pub(super) async fn audit(
         &self,
         action: Action,
         held: &Held,
@@ -625,7 +522,7 @@ pub(crate) fn refused_by_us(halt: &trellara_envelope::Halt) -> Cause {
     }
 }
 
-fn not_next(held: &Held) -> End {
+pub(super) fn not_next(held: &Held) -> End {
     End::Refused {
         reason: format!(
             "the lane does not stand in front of {} any more: source, stream or target were set \
@@ -636,7 +533,7 @@ fn not_next(held: &Held) -> End {
     }
 }
 
-fn taken_over() -> Trouble {
+pub(super) fn taken_over() -> Trouble {
     Trouble::passing("another applier has the lane now, or closed the held transaction")
 }
 

@@ -11,6 +11,7 @@ use trellara_envelope::{
     Body, BundleEntry, CommitTime, Frame, FrameDigest, FrameOrdinal, Header, Incarnation, Lane,
     Lsn, StreamSequence, Xid,
 };
+use trellara_jetstream::topology;
 
 use crate::dedup::sql;
 use crate::flow::{Flow, PATIENCE, history, inserts};
@@ -651,4 +652,119 @@ async fn the_role_that_applies_can_neither_rewrite_nor_remove_what_was_done() {
     assert_eq!(row.get::<_, i32>(4), 16);
     assert!(row.get::<_, bool>(5));
     sql(&flow, &format!("DROP OWNED BY {role}; DROP ROLE {role}")).await;
+}
+
+/// What was kept is whole: neither the stream nor the broker is there any more.
+#[tokio::test]
+async fn what_is_held_is_replayed_without_its_stream() {
+    for version in [15, 18] {
+        let mut flow = Flow::new(version).await;
+        sql(
+            &flow,
+            "ALTER TABLE public.t ADD CONSTRAINT low CHECK (id < 50)",
+        )
+        .await;
+        flow.marker().await;
+        flow.bundle(&[&[1], &[2, 51]]).await;
+        flow.large(&[4, 52, 5, 6], |_| {}).await;
+        let applier = flow.start_with(flow.holding());
+        flow.caught_up().await;
+        applier.stop().await;
+        let ids: Vec<HeldId> = flow.held().await.iter().map(|held| held.id).collect();
+        assert_eq!(ids.len(), 2);
+        assert!(held(&flow, ids[1]).await.frames > 3, "in chunks");
+        let stream = flow.name.stream();
+        assert!(topology::delete(&flow.broker, &stream).await.unwrap());
+        let all = all();
+        let without_broker = async || {
+            let (token, cancel) = (request::token(), CancellationToken::new());
+            let opened = desk::open(&flow.options(), None, (&all, &token), &cancel).await;
+            match opened.unwrap() {
+                Direct::Done(items) => ends(items),
+                Direct::Held(who) => panic!("{who} holds the lane"),
+            }
+        };
+        let ends = without_broker().await;
+        let [(_, End::Failed { cause }), (_, End::Refused { .. })] = &ends[..] else {
+            panic!("{ends:?}");
+        };
+        assert_eq!(cause.change, 2);
+        assert_eq!(flow.target.rows().await, "1:1");
+        sql(
+            &flow,
+            "ALTER TABLE public.t DROP CONSTRAINT low; \
+             ALTER TABLE public.t ADD CONSTRAINT other CHECK (id <> 52)",
+        )
+        .await;
+        let ends = without_broker().await;
+        let [
+            (_, End::Replayed { changes: 2 }),
+            (_, End::Failed { cause }),
+        ] = &ends[..]
+        else {
+            panic!("{ends:?}");
+        };
+        // Counted over all chunks.
+        assert_eq!(cause.change, 2);
+        // Nothing of a chunked one goes in when its last chunk is not what was kept.
+        sql(
+            &flow,
+            "ALTER TABLE public.t DROP CONSTRAINT other; \
+             CREATE TABLE kept AS SELECT * FROM trellara.held_frame \
+              ORDER BY held_id DESC, number DESC LIMIT 1; \
+             UPDATE trellara.held_frame AS f SET bytes = '' FROM kept AS k \
+              WHERE (f.held_id, f.number) = (k.held_id, k.number)",
+        )
+        .await;
+        let ends = without_broker().await;
+        let [(_, End::Failed { cause })] = &ends[..] else {
+            panic!("{ends:?}");
+        };
+        assert!(cause.message.starts_with("CORRUPT"), "{}", cause.message);
+        assert_eq!(flow.target.rows().await, "1:1 2:1 51:1");
+        sql(
+            &flow,
+            "UPDATE trellara.held_frame AS f SET bytes = k.bytes FROM kept AS k \
+              WHERE (f.held_id, f.number) = (k.held_id, k.number)",
+        )
+        .await;
+        let ends = without_broker().await;
+        assert_eq!(ends, [(ids[1], End::Replayed { changes: 4 })]);
+        let rows = flow.target.rows().await;
+        assert_eq!(rows, "1:1 2:1 4:1 5:1 6:1 51:1 52:1");
+    }
+}
+
+/// C46: a held one that is replayed overtakes what was discarded before it and touches the same,
+/// whether it waited behind it or not.
+#[tokio::test]
+async fn c46_a_replay_overtakes_what_was_discarded_before_it() {
+    let mut flow = Flow::new(18).await;
+    sql(
+        &flow,
+        "ALTER TABLE public.t ADD CONSTRAINT low CHECK (id < 50)",
+    )
+    .await;
+    flow.marker().await;
+    // Without a key everything in the table touches everything.
+    flow.bundle(&[&[50], &[1], &[2]]).await;
+    let applier = flow.start_with(flow.holding());
+    flow.caught_up().await;
+    let ids: Vec<HeldId> = flow.held().await.iter().map(|held| held.id).collect();
+    assert_eq!(ids.len(), 3);
+    let discard = order(Task::Discard, &ids[..1]);
+    assert_eq!(asked(&flow, &discard).await, [(ids[0], End::Discarded)]);
+    // It no longer knows that it waited behind the first.
+    sql(&flow, "DELETE FROM trellara.held_dependency").await;
+    let replay = order(Task::Replay, &ids[1..2]);
+    let ends = asked(&flow, &replay).await;
+    assert_eq!(ends, [(ids[1], End::Replayed { changes: 1 })]);
+    let overtaken = held(&flow, ids[0]).await.overtaken.expect("overtaken");
+    assert_eq!(
+        overtaken.transaction,
+        held(&flow, ids[1]).await.identity.to_string()
+    );
+    // What is later was overtaken by nobody.
+    assert_eq!(held(&flow, ids[2]).await.overtaken, None);
+    applier.stop().await;
 }
