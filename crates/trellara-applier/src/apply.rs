@@ -335,7 +335,12 @@ impl Writer {
         Ok((recorded, (applied.changes, ruled)))
     }
 
+    /// Row by row is how a verdict is found, and a verdict is about the tables as they are now, not as
+    /// they were when they were read: a column that was widened since takes what it did not.
     pub(crate) fn executor<'c>(&'c mut self, client: &'c Client, set_wise: bool) -> Executor<'c> {
+        if !set_wise {
+            self.catalog.reread();
+        }
         let options = ExecutorOptions {
             role_replica: self.replica,
             set_wise,
