@@ -38,7 +38,7 @@ BEGIN
         -- UPDATE and DELETE find their rows by their columns, which needs SELECT.
         EXECUTE format('GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON ALL TABLES IN SCHEMA %I TO trellara_apply', schema);
         EXECUTE format('GRANT SELECT ON ALL TABLES IN SCHEMA %I TO trellara_admin', schema);
-        -- For TRUNCATE … RESTART IDENTITY, and for a cut-over, when the target's sequences are moved
+        -- For TRUNCATE ... RESTART IDENTITY, and for a cut-over, when the target's sequences are moved
         -- behind the source's.
         EXECUTE format('GRANT SELECT, UPDATE ON ALL SEQUENCES IN SCHEMA %I TO trellara_apply', schema);
     END LOOP;

@@ -4,6 +4,7 @@
 //! - `bare`: a machine that lacks what the servers and the build need.
 //! - `bad_input`: what is found before anything is created; `damage`: what is found later.
 //! - `large`: one streamed transaction with kills in its middle; `records`: record keys.
+//! - `faults`: each class of trouble on the target, for real, with its promised end.
 //! - `stall`: what does not move turns `/readyz` red and is named.
 //! - `connect`: connection strings, passwords and TLS, on every connection.
 //! - `durable`: what is acknowledged survives the target; `redelivery`: what comes twice.
@@ -28,6 +29,7 @@ mod damage;
 mod dedup;
 mod desk;
 mod durable;
+mod faults;
 mod identity;
 mod large;
 mod names;

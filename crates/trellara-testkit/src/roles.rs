@@ -104,10 +104,10 @@ impl Roles {
             script = script.replace(role, &format!("{role}_{}", self.owner));
         }
         client.batch_execute(&script).await?;
+        // Not there: a database of another encoding would hash other bytes than a client sends.
         for role in roles {
             let password = literal(PASSWORD);
-            client
-                .batch_execute(&format!("ALTER ROLE {role} PASSWORD {password}"))
+            lock.batch_execute(&format!("ALTER ROLE {role} PASSWORD {password}"))
                 .await?;
         }
         Ok(())
