@@ -49,7 +49,6 @@ impl Claim {
 
 /// The frame that transactions came in.
 #[derive(Debug)]
-#[allow(dead_code, reason = "read when a transaction is set aside")]
 pub(crate) struct Origin {
     pub(crate) header: Header,
     pub(crate) sequence: StreamSequence,
@@ -60,7 +59,6 @@ pub(crate) struct Origin {
 #[derive(Debug, Clone)]
 pub(crate) struct Unit {
     pub(crate) origin: Arc<Origin>,
-    #[allow(dead_code, reason = "read when a transaction is set aside")]
     pub(crate) entry: BundleEntry,
     pub(crate) identity: TransactionIdentity,
     pub(crate) hash: TransactionHash,
