@@ -37,6 +37,7 @@ mod narrow;
 mod pause;
 mod promises;
 mod protocol;
+mod quarantine;
 mod quickstart;
 mod records;
 mod redelivery;

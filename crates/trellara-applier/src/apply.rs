@@ -232,9 +232,10 @@ impl Writer {
             }
             reader.feed(unit.records.clone());
             apply_fed(&mut executor, &mut reader, unit).await?;
+            let skipped = executor.take_skipped().await.map_err(Failure::Change)?;
             let mut recorder = Recorder::new(of, unit.identity, unit.end_lsn);
             ruled += recorder
-                .all(client, executor.take_skipped(), &host, part.from.end_lsn)
+                .all(client, skipped, &host, part.from.end_lsn)
                 .await
                 .map_err(Trouble::from)?;
             reader
@@ -309,7 +310,7 @@ impl Writer {
                     .await
                     .map_err(Failure::Change)?;
             }
-            let skipped = executor.take_skipped();
+            let skipped = executor.take_skipped().await.map_err(Failure::Change)?;
             recorder
                 .take(client, skipped)
                 .await

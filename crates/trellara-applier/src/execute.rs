@@ -128,9 +128,17 @@ impl<'c> Executor<'c> {
     }
 
     /// What rules did since the last time; to be recorded in the same target transaction. Of a long
-    /// transaction it is taken piece by piece, so that it does not gather here.
-    pub fn take_skipped(&mut self) -> Vec<Skipped> {
-        std::mem::take(&mut self.skipped)
+    /// transaction it is taken piece by piece, so that it does not gather here. Where there is
+    /// something to record, everything sent before is answered first: what fails there is the
+    /// verdict, and no echo of it.
+    ///
+    /// # Errors
+    /// As [`Executor::apply_message`].
+    pub async fn take_skipped(&mut self) -> Result<Vec<Skipped>, ApplyError> {
+        if !self.skipped.is_empty() {
+            self.drain().await?;
+        }
+        Ok(std::mem::take(&mut self.skipped))
     }
 
     /// Says that the changes from here on belong to the next source transaction; errors count

@@ -15,6 +15,7 @@ mod demo;
 mod exit;
 mod file;
 mod forecast;
+mod held;
 mod http;
 mod inspect;
 mod link;

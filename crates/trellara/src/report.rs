@@ -10,6 +10,8 @@ use trellara_applier::{ApplierSnapshot, ApplierState, DedupSnapshot};
 use trellara_envelope::{FlowName, Halt, Lsn};
 use trellara_relay::{RelayState, StatusSnapshot};
 
+use crate::held::HeldFacts;
+
 /// A target transaction that takes less long is the ordinary course of things.
 const WORTH_SAYING: Duration = Duration::from_secs(1);
 
@@ -49,6 +51,9 @@ pub(crate) struct DaemonReport {
     pub(crate) lsn_confirmed: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) lsn_applied: Option<String>,
+    /// Of an applier: what is held.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(crate) quarantine: Option<HeldFacts>,
     /// What only grows since the process began; names as in the metrics.
     pub(crate) counters: BTreeMap<String, u64>,
     /// Whatever else the daemon knows about itself.
@@ -115,6 +120,7 @@ impl DaemonReport {
             lsn_published: position(relay.lsn_published),
             lsn_confirmed: position(relay.lsn_confirmed),
             lsn_applied: position(relay.lsn_applied),
+            quarantine: None,
             counters: counters
                 .map(|(name, value)| (name.to_owned(), value))
                 .into(),
@@ -211,6 +217,7 @@ impl DaemonReport {
             lsn_published: None,
             lsn_confirmed: None,
             lsn_applied: position(applier.lsn_flushed),
+            quarantine: applier.quarantine.as_ref().map(HeldFacts::of_applier),
             counters: counters
                 .map(|(name, value)| (name.to_owned(), value))
                 .into(),

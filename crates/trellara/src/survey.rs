@@ -13,6 +13,7 @@ use crate::config::Config;
 use crate::daemon_reports;
 use crate::exit::Failure;
 use crate::forecast::{self, Forecast};
+use crate::held::HeldFacts;
 use crate::report::DaemonReport;
 use crate::{broker, link};
 
@@ -107,6 +108,9 @@ pub(crate) struct TargetFacts {
     /// While somebody wants the lane to stand still.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) paused: Option<PausedFacts>,
+    /// What is held; absent where the target keeps no quarantine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) quarantine: Option<HeldFacts>,
     #[serde(skip)]
     applied: Option<Lsn>,
 }
@@ -295,6 +299,7 @@ async fn ask_target(config: &Config) -> Result<TargetFacts, Failure> {
     Ok(TargetFacts {
         verified: verified(&session, config).await?,
         paused: paused(&session, config).await?,
+        quarantine: HeldFacts::of_target(&session, config).await?,
         lsn_applied: checkpoint
             .as_ref()
             .map(|checkpoint| checkpoint.end_lsn.to_string()),
@@ -479,6 +484,7 @@ fn blocks(
         Part::Unknown { error } => blocks.push(error.clone()),
         Part::Known(target) => {
             blocks.extend(target.paused.as_ref().map(PausedFacts::text));
+            blocks.extend(target.quarantine.iter().flat_map(HeldFacts::blocks));
             if target.applied.is_none() {
                 blocks.push("the flow is not set up in the target".to_owned());
             } else if target.holder.is_none() {

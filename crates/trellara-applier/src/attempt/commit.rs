@@ -39,7 +39,7 @@ impl Attempt<'_> {
             Ok(Some(committed)) => self.committed(committed).await,
             Ok(None) => {
                 let units = self.batch.units().to_vec();
-                self.commit_until_full(&units, true)
+                Box::pin(self.commit_until_full(&units, true))
                     .await
                     .map(drop)
                     .map_err(|failure| apply::blame(failure, &"of a batch"))
@@ -49,7 +49,7 @@ impl Attempt<'_> {
                     error = %failure, transactions = self.batch.units().len(),
                     "a batch failed; finding out which of its transactions is to blame"
                 );
-                self.isolate(&failure).await
+                Box::pin(self.isolate(&failure)).await
             }
             Err(failure) => Err(apply::blame(failure, &"of a batch")),
         }

@@ -3,11 +3,11 @@
 use std::fmt;
 use std::time::Duration;
 
-use tokio_postgres::Client;
+use tokio_postgres::{Client, Error};
 use trellara_envelope::{FlowName, Lane};
 
 use super::{HeldId, QuarantineOptions};
-use crate::ledger::{LedgerError, lane as lane_number, microseconds};
+use crate::ledger::{lane as lane_number, microseconds};
 
 const READ: &str = "\
 SELECT count(*), coalesce(sum(bytes), 0)::bigint, coalesce(sum(keys), 0)::bigint, min(held_at), \
@@ -16,6 +16,13 @@ SELECT count(*), coalesce(sum(bytes), 0)::bigint, coalesce(sum(keys), 0)::bigint
          WHERE d.flow = $1 AND d.lane = $2 AND d.state = 'discarded'), \
        clock_timestamp() \
   FROM trellara.held WHERE flow = $1 AND lane = $2 AND state IN ('held', 'replaying')";
+
+const STANDS: &str = "\
+SELECT h.id FROM trellara.held AS h \
+ WHERE h.flow = $1 AND h.lane = $2 AND h.reason = 'blocking' AND h.state IN ('held', 'replaying') \
+   AND h.before_ordinal = (SELECT a.last_ordinal FROM trellara.applied AS a \
+                            WHERE a.flow = $1 AND a.lane = $2 \
+                            ORDER BY a.first_ordinal DESC LIMIT 1)";
 
 /// What is held of a lane and still to be applied.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -41,7 +48,7 @@ pub struct Totals {
 ///
 /// # Errors
 /// When the server refuses.
-pub async fn totals(client: &Client, flow: &FlowName, lane: Lane) -> Result<Totals, LedgerError> {
+pub async fn totals(client: &Client, flow: &FlowName, lane: Lane) -> Result<Totals, Error> {
     let row = client
         .query_one(READ, &[&flow.as_str(), &lane_number(lane)])
         .await?;
@@ -58,6 +65,21 @@ pub async fn totals(client: &Client, flow: &FlowName, lane: Lane) -> Result<Tota
         discarded: unsigned(6),
         now_us: microseconds(row.get(7)),
     })
+}
+
+/// The held transaction that is the next one of the lane, if the lane stands in front of one.
+///
+/// # Errors
+/// When the server refuses.
+pub async fn stands_in_front_of(
+    client: &Client,
+    flow: &FlowName,
+    lane: Lane,
+) -> Result<Option<HeldId>, Error> {
+    let row = client
+        .query_opt(STANDS, &[&flow.as_str(), &lane_number(lane)])
+        .await?;
+    Ok(row.map(|row| HeldId(row.get(0))))
 }
 
 /// A limit that stops the lane.

@@ -503,7 +503,7 @@ pub(crate) async fn apply(
                 .await
                 .map_err(Failure::Change)?;
         }
-        let skipped = executor.take_skipped();
+        let skipped = executor.take_skipped().await.map_err(Failure::Change)?;
         recorder
             .take(client, skipped)
             .await

@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use trellara_applier::quarantine::HeldId;
 use trellara_applier::quarantine::request::{Answer, End, Task};
 use trellara_applier::quarantine::store::{self, Which};
+use trellara_applier::quarantine::{ConflictRule, Conflicts, HeldId};
 use trellara_applier::quarantine::{Held, HeldReason, HeldState, HeldStorage, QuarantinePolicy};
 use trellara_applier::{ApplierOptions, ApplierState, HaltPolicy};
 use trellara_envelope::{Halt, HaltCode, Lane, Lsn, StreamSequence, records};
@@ -799,4 +799,62 @@ fn ended(answer: Answer) -> End {
         Answer::Done(items) => items.into_iter().next().expect("one").end,
         Answer::NotNow { reason } => panic!("not now: {reason}"),
     }
+}
+
+/// A rule acts on one change of a transaction that is refused for another: the other is named, and
+/// nothing is left of what the rule did.
+#[tokio::test]
+async fn a_transaction_that_a_rule_helps_is_refused_for_what_no_rule_is_about() {
+    let mut flow = Flow::new(18).await;
+    flow.run(
+        "CREATE TABLE public.k (id integer PRIMARY KEY CHECK (id < 50), v text); \
+         INSERT INTO public.k VALUES (1, 'mine')",
+    )
+    .await;
+    flow.marker().await;
+    flow.bundle_in(&[&[Change::Insert(1, "x"), Change::Insert(50, "x")]])
+        .await;
+    let mut options = flow.options();
+    options.conflicts.all.duplicate_key = ConflictRule::Skip;
+    let elsewhere = Conflicts::default();
+    let table = ("public".to_owned(), "t".to_owned());
+    options.conflicts.tables.insert(table, elsewhere);
+    let halt = flow.start_with(options).halt().await;
+    assert_eq!(halt.code, HaltCode::ApplyFailed, "{halt}");
+    let cause = &flow.held().await[0].cause;
+    assert_eq!((&*cause.sqlstate, cause.change), ("23514", 2));
+    assert_eq!(
+        flow.number("SELECT count(*) FROM trellara.skipped").await,
+        0
+    );
+    assert_eq!(flow.deeds().await, "held");
+}
+
+/// The same where what fails is sent without waiting: the table of the second change has no rules.
+#[tokio::test]
+async fn a_rule_that_acted_is_recorded_behind_the_answers_of_what_was_sent() {
+    let mut flow = Flow::new(18).await;
+    flow.run(
+        "CREATE TABLE public.k (id integer PRIMARY KEY, v text); \
+         INSERT INTO public.k VALUES (1, 'mine'); \
+         ALTER TABLE public.t ADD CHECK (id < 50)",
+    )
+    .await;
+    flow.marker().await;
+    flow.bundle_in(&[&[Change::Insert(1, "x"), Change::Elsewhere(50)]])
+        .await;
+    let mut options = flow.options();
+    let skip = Conflicts {
+        duplicate_key: ConflictRule::Skip,
+        ..Conflicts::default()
+    };
+    let table = ("public".to_owned(), "k".to_owned());
+    options.conflicts.tables.insert(table, skip);
+    let halt = flow.start_with(options).halt().await;
+    assert_eq!(halt.code, HaltCode::ApplyFailed, "{halt}");
+    assert!(halt.reason.contains("23514"), "{halt}");
+    assert_eq!(
+        flow.number("SELECT count(*) FROM trellara.skipped").await,
+        0
+    );
 }

@@ -73,6 +73,7 @@ pub(crate) fn options(config: &Config) -> ApplierOptions {
     options.host = Operator::here().host;
     options.quarantine = config.process.quarantine;
     options.conflicts = config.process.conflicts.clone();
+    options.host = Operator::here().host;
     options.history_age = config.nats.history.age;
     options.history_bytes = config.nats.history.bytes;
     options.role_replica = match config.process.role_replica {

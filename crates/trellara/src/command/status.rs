@@ -6,6 +6,7 @@ use crate::config::duration;
 use crate::context::Context;
 use crate::daemon_reports::first_halt;
 use crate::exit::{Exit, Failure};
+use crate::held::HeldFacts;
 use crate::report::DaemonReport;
 use crate::survey::{self, Part, PausedFacts, Survey, Verified};
 use crate::telemetry::{self, LogFormat};
@@ -98,6 +99,7 @@ fn text(survey: &Survey) -> String {
         ));
         lines.extend(target.verified.as_ref().map(verify_line));
         lines.extend(target.paused.as_ref().map(paused_line));
+        lines.extend(target.quarantine.as_ref().and_then(HeldFacts::line));
     }
     if let Some(forecast) = &survey.forecast {
         lines.extend(forecast.lines().iter().map(|line| format!("  {line}")));

@@ -183,7 +183,7 @@ impl World {
             executor.apply_message(&message, &relations).await?;
         }
         let applied = executor.flush().await;
-        self.skipped = executor.take_skipped();
+        self.skipped = executor.take_skipped().await?;
         applied
     }
 
