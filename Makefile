@@ -78,9 +78,10 @@ soak-verify: servers ## the judge under load and kills of the applier: each plan
 	"$(TARGET)/release/judge" "$(or $(RUNS),200)" "$(or $(SEED),random)" "$(or $(VERSION),18)" "$(or $(RATE),400)"
 
 .PHONY: soak-quarantine
-soak-quarantine: servers ## a backlog with and without poisoned transactions, held with their dependents, then replayed (TRANSACTIONS=200000 SEED=random VERSION=18 PER_MILLE=10)
+soak-quarantine: servers ## a backlog with and without poisoned transactions, held with their dependents, then replayed; and the same of one huge transaction (TRANSACTIONS=200000 SEED=random VERSION=18 PER_MILLE=10 MEGABYTES=512)
 	@cargo build $(LOCKED) --release -p trellara -p trellara-testkit --bins
 	"$(TARGET)/release/poison" "$(or $(TRANSACTIONS),200000)" "$(or $(SEED),random)" "$(or $(VERSION),18)" "$(or $(PER_MILLE),10)"
+	"$(TARGET)/release/heavy" "$(or $(MEGABYTES),512)" "$(or $(VERSION),18)"
 
 .PHONY: rewind
 rewind: servers ## a million transactions applied, then delivered again and skipped (TRANSACTIONS=1000000)

@@ -4,6 +4,7 @@
 //! What has to be held is known before: one session writes the load, so its order is known, and the
 //! model has one rule about keys and shares no code with the program.
 
+pub mod heavy;
 mod history;
 mod load;
 
