@@ -304,11 +304,7 @@ impl Planner {
 
     /// Whether something of the target's own happens when the table is written to.
     pub(crate) fn fires(&self, table: &TargetTable) -> bool {
-        if self.role_replica {
-            table.fires_as_replica
-        } else {
-            table.fires_as_origin
-        }
+        table.fires(self.role_replica)
     }
 
     /// Where the change counted last stands.

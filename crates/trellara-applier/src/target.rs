@@ -130,6 +130,15 @@ impl TargetTable {
         format!("{only}{}", self.quoted())
     }
 
+    /// Whether something of the target's own happens when it is written to.
+    pub(crate) fn fires(&self, role_replica: bool) -> bool {
+        if role_replica {
+            self.fires_as_replica
+        } else {
+            self.fires_as_origin
+        }
+    }
+
     pub(crate) fn column(&self, name: &str) -> Option<usize> {
         self.columns.iter().position(|column| column.name == name)
     }

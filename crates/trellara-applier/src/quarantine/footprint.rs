@@ -15,8 +15,11 @@
 //!
 //! Keys widen to the whole table where they cannot be known: TRUNCATE, no key, further unique
 //! columns and no whole old row, an index over expressions or of some rows only, an exclusion
-//! constraint, a trigger that fires under our role, and columns whose equal values may print
-//! differently.
+//! constraint, and columns whose equal values may print differently.
+//!
+//! - `everything`: a trigger or rule fires on the table under our role. It may write to any other
+//!   table, and nobody knows which; so whatever comes is behind the transaction, and a later change
+//!   of such a table is behind whatever is held.
 //!
 //! # What is not compared, and why that is right
 //!
@@ -78,6 +81,8 @@ pub struct Footprints {
     slots: Vec<Slot>,
     by_id: HashMap<HeldId, u32>,
     tables: HashMap<TableName, TableFootprint>,
+    /// Those behind which everything is.
+    everything: BTreeSet<u32>,
     links: Vec<Link>,
     /// Links of slots that were closed.
     dead: usize,
@@ -201,6 +206,7 @@ impl Footprints {
         match touch {
             Touch::Table | Touch::Truncate | Touch::Keyless => table.whole.insert(slot),
             Touch::Row | Touch::Value => table.released.insert(slot),
+            Touch::Everything => self.everything.insert(slot),
         };
     }
 
@@ -250,6 +256,7 @@ impl Footprints {
         }
         let live =
             |slots: &BTreeSet<u32>| slots.iter().filter_map(|s| moved.get(s).copied()).collect();
+        self.everything = live(&old.everything);
         for (name, table) in old.tables {
             let mut new = TableFootprint {
                 whole: live(&table.whole),

@@ -118,11 +118,13 @@ CREATE TABLE IF NOT EXISTS trellara.held_key (
     "table" text   NOT NULL,
     -- row: a row that it writes, by its key. value: what it claims or points to beside; it decides
     -- the order and explains no difference. table, truncate, keyless: the whole table, because keys
-    -- are not known, because it is emptied, because it has none.
-    touch   text   NOT NULL CHECK (touch IN ('row', 'value', 'table', 'truncate', 'keyless')),
+    -- are not known, because it is emptied, because it has none. everything: all tables, because
+    -- something fires on this one.
+    touch   text   NOT NULL CHECK (touch IN ('row', 'value', 'table', 'truncate', 'keyless',
+                                         'everything')),
     -- Columns of the target to their values as text; none for the whole table.
     key     jsonb  CHECK (jsonb_typeof(key) = 'object'),
-    CHECK ((key IS NULL) = (touch IN ('table', 'truncate', 'keyless')))
+    CHECK ((key IS NULL) = (touch IN ('table', 'truncate', 'keyless', 'everything')))
 );
 CREATE INDEX IF NOT EXISTS held_key_held_id ON trellara.held_key (held_id);
 

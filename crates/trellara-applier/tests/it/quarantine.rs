@@ -673,7 +673,8 @@ async fn b116(version: u32) {
             .all(|held| held.attempts == 0 && held.frames == 1)
     );
     let behind = format!(
-        "SELECT string_agg(held_id - {0} || '<' || on_id - {0}, ' ' ORDER BY held_id, on_id)            FROM trellara.held_dependency WHERE held_id - {0} IN (1, 2, 3)",
+        "SELECT string_agg(held_id - {0} || '<' || on_id - {0}, ' ' ORDER BY held_id, on_id) \
+           FROM trellara.held_dependency WHERE held_id - {0} IN (1, 2, 3)",
         held[0].id
     );
     let row = flow.target.client.query_one(&behind, &[]).await.unwrap();
@@ -857,4 +858,61 @@ async fn a_rule_that_acted_is_recorded_behind_the_answers_of_what_was_sent() {
         flow.number("SELECT count(*) FROM trellara.skipped").await,
         0
     );
+}
+
+/// A trigger may write to any table: what comes waits behind it, and it waits behind what is held.
+#[tokio::test]
+async fn c45_a_table_with_a_trigger_that_fires_is_tied_to_every_other() {
+    let mut flow = Flow::new(18).await;
+    flow.run(
+        "CREATE TABLE public.k (id integer PRIMARY KEY, v text, CONSTRAINT low CHECK (v <> 'bad')); \
+         CREATE FUNCTION public.count_it() RETURNS trigger LANGUAGE plpgsql AS \
+         $$BEGIN RETURN NULL; END$$; \
+         CREATE TRIGGER counts AFTER INSERT ON public.k FOR EACH ROW \
+         EXECUTE FUNCTION public.count_it(); \
+         ALTER TABLE public.k ENABLE ALWAYS TRIGGER counts; \
+         ALTER TABLE public.t ADD CONSTRAINT low CHECK (id < 50)",
+    )
+    .await;
+    flow.marker().await;
+    flow.bundle_in(&[&[Change::Insert(1, "bad")], &[Change::Elsewhere(1)]])
+        .await;
+    let applier = flow.start_with(flow.holding());
+    flow.caught_up().await;
+    assert_eq!(flow.held().await.len(), 2, "behind the trigger");
+    flow.run("ALTER TABLE public.k DROP CONSTRAINT low").await;
+    ask(&flow, &all()).await;
+    assert_eq!(flow.keyed().await, "1=bad");
+    flow.bundle_in(&[&[Change::Elsewhere(99)], &[Change::Insert(2, "a")]])
+        .await;
+    flow.caught_up().await;
+    assert_eq!(
+        flow.held().await.len(),
+        4,
+        "the trigger behind what is held"
+    );
+    assert_eq!(flow.keyed().await, "1=bad");
+    applier.stop().await;
+}
+
+/// Its keys say nothing of whom a later change of the table under its new name touches.
+#[tokio::test]
+async fn c45_what_is_held_of_a_table_that_is_gone_holds_everything() {
+    let mut flow = Flow::new(18).await;
+    flow.run(
+        "CREATE TABLE public.k (id integer PRIMARY KEY, v text, CONSTRAINT low CHECK (v <> 'bad'))",
+    )
+    .await;
+    flow.marker().await;
+    flow.bundle_in(&[&[Change::Insert(1, "bad")]]).await;
+    let applier = flow.start_with(flow.holding());
+    flow.caught_up().await;
+    applier.stop().await;
+    flow.run("ALTER TABLE public.k RENAME TO renamed").await;
+    flow.bundle_in(&[&[Change::Elsewhere(7)]]).await;
+    let applier = flow.start_with(flow.holding());
+    flow.caught_up().await;
+    assert_eq!(flow.held().await.len(), 2);
+    assert_eq!(flow.number("SELECT count(*) FROM public.t").await, 0);
+    applier.stop().await;
 }

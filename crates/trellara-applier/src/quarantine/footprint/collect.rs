@@ -27,6 +27,8 @@ pub enum Touch {
     Truncate,
     /// The whole table, because it has no key.
     Keyless,
+    /// All tables, because something fires on this one, and nobody knows what it reaches.
+    Everything,
 }
 
 impl Touch {
@@ -38,6 +40,7 @@ impl Touch {
             Touch::Table => "table",
             Touch::Truncate => "truncate",
             Touch::Keyless => "keyless",
+            Touch::Everything => "everything",
         }
     }
 
@@ -49,6 +52,7 @@ impl Touch {
             Touch::Table,
             Touch::Truncate,
             Touch::Keyless,
+            Touch::Everything,
         ]
         .into_iter()
         .find(|touch| touch.as_str() == word)
@@ -191,7 +195,9 @@ impl Gathering {
     pub(super) fn change(&mut self, reach: &Reach, change: &Change<'_>) {
         let row = reach.row(change);
         self.row(reach, &row);
-        if reach.fires(self.role_replica) || reach.opaque {
+        if reach.fires(self.role_replica) {
+            self.own(reach, Touch::Everything);
+        } else if reach.opaque {
             self.own(reach, Touch::Table);
         }
         for unique in &reach.uniques {
@@ -211,6 +217,9 @@ impl Gathering {
         let name = TableName::new(&table.schema, &table.name);
         let root = ties.root.as_ref().unwrap_or(&name);
         self.whole(&name, root, Touch::Truncate);
+        if table.fires(self.role_replica) {
+            self.whole(&name, root, Touch::Everything);
+        }
         for tie in &ties.references {
             self.whole(&tie.other, &tie.other, Touch::Value);
         }

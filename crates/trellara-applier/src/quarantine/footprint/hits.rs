@@ -6,7 +6,7 @@ use super::reach::{Image, Projection, Reach, RowChange, Texts, digest_of};
 use super::{Footprints, KeySet, Standing, TableFootprint, chain};
 use crate::plan::Change;
 use crate::quarantine::HeldId;
-use crate::target::TableName;
+use crate::target::{TableName, TargetTable};
 
 /// The held transactions that one touches, each kind in commit order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -23,6 +23,10 @@ pub(super) struct Comparing<'f> {
     footprints: &'f Footprints,
     role_replica: bool,
     hit: BTreeSet<u32>,
+    /// A change was looked at.
+    begun: bool,
+    /// Everything held was hit.
+    all: bool,
 }
 
 impl<'f> Comparing<'f> {
@@ -31,6 +35,8 @@ impl<'f> Comparing<'f> {
             footprints,
             role_replica,
             hit: BTreeSet::new(),
+            begun: false,
+            all: false,
         }
     }
 
@@ -49,18 +55,24 @@ impl<'f> Comparing<'f> {
         hits
     }
 
-    /// Emptying a table touches all of it.
-    pub(super) fn truncate(&mut self, root: &TableName) {
+    /// Emptying a table touches all of it; and anything, where something fires on it.
+    pub(super) fn truncate(&mut self, root: &TableName, table: &TargetTable) {
+        if self.reaches_all(table.fires(self.role_replica)) {
+            return;
+        }
         if let Some(table) = self.footprints.tables.get(root) {
             self.all(table);
         }
     }
 
     pub(super) fn change(&mut self, reach: &Reach, change: &Change<'_>) {
+        if self.reaches_all(reach.fires(self.role_replica)) {
+            return;
+        }
         let Some(table) = self.footprints.tables.get(&reach.root) else {
             return;
         };
-        if reach.key.is_none() || reach.fires(self.role_replica) || reach.opaque {
+        if reach.key.is_none() || reach.opaque {
             return self.all(table);
         }
         self.hit.extend(&table.whole);
@@ -80,6 +92,20 @@ impl<'f> Comparing<'f> {
                 self.value(set, &row, &own, pointed_to);
             }
         }
+    }
+
+    /// What fires may touch whatever is held; and of those that hold everything, every change is
+    /// behind. Says whether nothing is left to compare.
+    fn reaches_all(&mut self, fires: bool) -> bool {
+        if fires && !self.all {
+            self.all = true;
+            self.hit.extend(0..self.footprints.slots.len() as u32);
+        }
+        if !self.begun {
+            self.begun = true;
+            self.hit.extend(&self.footprints.everything);
+        }
+        self.all
     }
 
     fn row(&mut self, set: &'f KeySet, row: &RowChange<'_, '_>, own: &Projection) {

@@ -57,10 +57,14 @@ pub async fn load(client: &Client, flow: &FlowName, lane: Lane) -> Result<Footpr
         while let Some(row) = rows.try_next().await? {
             let touch = Touch::parse(row.get(3)).ok_or_else(unknown)?;
             let table = TableName::new(row.get::<_, String>(1), row.get::<_, String>(2));
-            let root = roots.get(&table).unwrap_or(&table);
+            // Of a table that is not there by that name any more nobody knows who is behind it.
+            let (root, touch) = match roots.get(&table) {
+                Some(root) => (root, touch),
+                None => (&table, Touch::Everything),
+            };
             let slot = footprints.slot(HeldId(row.get(0)), Standing::Open);
             let names: Vec<String> = row.get(4);
-            if names.is_empty() {
+            if names.is_empty() || touch == Touch::Everything {
                 footprints.add_whole(slot, root, touch);
                 continue;
             }
@@ -77,7 +81,7 @@ pub async fn load(client: &Client, flow: &FlowName, lane: Lane) -> Result<Footpr
     Ok(footprints)
 }
 
-/// The roots of the partition trees that tables of the footprints belong to now.
+/// The tables of the footprints that are there now, and the roots of their partition trees.
 async fn roots(
     client: &Client,
     flow: &FlowName,
@@ -90,7 +94,8 @@ async fn roots(
                   WHERE {THOSE}) AS t \
            JOIN pg_catalog.pg_namespace AS n ON n.nspname = t.schema \
            JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = t.\"table\" \
-           JOIN pg_catalog.pg_class AS r ON r.oid = pg_catalog.pg_partition_root(c.oid) \
+           JOIN pg_catalog.pg_class AS r \
+             ON r.oid = coalesce(pg_catalog.pg_partition_root(c.oid), c.oid) \
            JOIN pg_catalog.pg_namespace AS m ON m.oid = r.relnamespace"
     );
     let rows = client.query(&sql, &[&flow.as_str(), &lane]).await?;

@@ -233,7 +233,7 @@ pub(super) fn hits(footprints: &Footprints, steps: &[Step]) -> Hits {
     let mut comparing = Comparing::new(footprints, true);
     for step in steps {
         if step.bytes.is_none() {
-            comparing.truncate(step.table.ties.root.as_ref().unwrap());
+            comparing.truncate(step.table.ties.root.as_ref().unwrap(), &step.table.target());
         }
         let reach = step.table.reach();
         with_change(step, |change| comparing.change(&reach, change));

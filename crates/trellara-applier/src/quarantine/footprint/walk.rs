@@ -142,7 +142,8 @@ impl<'c, 'f> Tester<'c, 'f> {
                 let table = catalog.existing(client, relation, relations).await?;
                 let ties = catalog.ties(client, &table).await?;
                 let own = crate::target::TableName::new(&table.schema, &table.name);
-                self.comparing.truncate(ties.root.as_ref().unwrap_or(&own));
+                let root = ties.root.as_ref().unwrap_or(&own);
+                self.comparing.truncate(root, &table);
             }
         } else if let Some((relation, change)) = change(message) {
             let reach = self.tables.reach(relation, relations).await?;

@@ -159,25 +159,55 @@ fn c45_an_index_that_is_not_plain_holds_the_table() {
     assert_eq!(summary(&[step(&wider, "U N:1,a")]), ["row s.t(id) 1"]);
 }
 
+/// What fires may write to any table: in both directions nothing goes past.
 #[test]
-fn c45_a_trigger_that_fires_under_our_role_holds_the_table() {
+fn c45_what_fires_under_our_role_holds_everything() {
     let mut always = plain();
     always.fires_as_replica = true;
-    assert!(waits(
-        &[step(&always, "I N:1,a")],
-        &[step(&always, "I N:2,b")]
-    ));
-    // The later one's trigger may touch anything of the table.
-    assert!(waits(
-        &[step(&plain(), "I N:1,a")],
-        &[step(&always, "I N:2,b")]
-    ));
+    let other = Table::new("totals", &["id", "v"]);
+    let (fired, totals) = ([step(&always, "I N:1,a")], [step(&other, "U N:1,b")]);
+    assert_eq!(
+        summary(&fired),
+        ["everything s.t", "row s.t(id) 1"],
+        "what of it is the row's own explains differences"
+    );
+    assert!(waits(&fired, &[step(&always, "I N:2,b")]));
+    assert!(waits(&fired, &totals));
+    assert!(waits(&fired, &[step(&other, "T")]));
+    assert!(waits(&totals, &fired));
+    assert!(waits(&[step(&always, "T")], &totals));
+    assert!(waits(&totals, &[step(&always, "T")]));
+    // Also behind changes that hit nothing, and before others.
+    let apart = Table::new("apart", &["id", "v"]);
+    assert!(waits(&totals, &[step(&apart, "I N:1,a"), fired[0].clone()]));
+    assert!(!waits(&totals, &[step(&apart, "I N:1,a")]));
+
     let mut origin = plain();
     origin.fires_as_origin = true;
     let insert = [step(&origin, "I N:1,a")];
     assert!(!waits(&insert, &[step(&origin, "I N:2,b")]));
     let with_triggers = gather(&insert, false, 10).unwrap();
-    assert_eq!(with_triggers.summary(), ["row s.t(id) 1", "table s.t"]);
+    assert_eq!(with_triggers.summary(), ["everything s.t", "row s.t(id) 1"]);
+}
+
+#[test]
+fn what_holds_everything_still_does_when_memory_is_given_back() {
+    let mut always = plain();
+    always.fires_as_replica = true;
+    let mut footprints = Footprints::new();
+    footprints.add(
+        HeldId(1),
+        Standing::Open,
+        &touches(&[step(&always, "I N:1,a")]),
+    );
+    let many: Vec<Step> = (0..5000)
+        .map(|id| step(&plain(), &format!("I N:{id},a")))
+        .collect();
+    footprints.add(HeldId(2), Standing::Open, &touches(&many));
+    footprints.close(HeldId(2));
+    let other = Table::new("totals", &["id", "v"]);
+    let hits = hits(&footprints, &[step(&other, "I N:1,a")]);
+    assert_eq!(hits.open, [HeldId(1)]);
 }
 
 #[test]
