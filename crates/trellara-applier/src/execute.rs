@@ -88,6 +88,8 @@ pub struct Executor<'c> {
     rules: Option<&'c ConflictRules>,
     skipped: Vec<Skipped>,
     prologue: Prologue,
+    /// Whether everything is rolled back in the end.
+    rehearses: bool,
     failed: Option<ApplyError>,
 }
 
@@ -115,8 +117,16 @@ impl<'c> Executor<'c> {
             } else {
                 Prologue::Due
             },
+            rehearses: false,
             failed: None,
         }
+    }
+
+    /// Everything will be rolled back: what a rollback does not undo is left out.
+    #[must_use]
+    pub fn rehearsing(mut self) -> Self {
+        self.rehearses = true;
+        self
     }
 
     /// Gives it the flow's conflict rules. They act only where changes go one by one, without
@@ -297,6 +307,10 @@ impl<'c> Executor<'c> {
                 .map_err(|error| error.at(place, 1))?
         } else {
             Identity::Continue
+        };
+        let identity = match identity {
+            Identity::SetBack if self.rehearses => Identity::Continue,
+            Identity::SetBack | Identity::Restart | Identity::Continue => identity,
         };
         let deferrable = deferred::constraints(self.client, &tables)
             .await

@@ -11,13 +11,46 @@ use trellara_local::embedded::{Access, EmbeddedBroker, EmbeddedOptions, Search};
 use crate::config::{BrokerSetting, Config, EnvironmentMap};
 use crate::exit::{Exit, Failure};
 
+/// Who connects. Each has an inbox of its own, which the broker's permissions name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Role {
+    Relay,
+    Applier,
+    Setup,
+    Check,
+    Status,
+    Inspect,
+    Quarantine,
+    Remove,
+}
+
+impl Role {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Role::Relay => "relay",
+            Role::Applier => "applier",
+            Role::Setup => "setup",
+            Role::Check => "check",
+            Role::Status => "status",
+            Role::Inspect => "inspect",
+            Role::Quarantine => "quarantine",
+            Role::Remove => "remove",
+        }
+    }
+
+    /// Where the answers meant for it come in.
+    fn inbox(self) -> String {
+        format!("_INBOX_trellara_{}", self.as_str())
+    }
+}
+
 /// How long a command that a person waits for tries to reach the broker.
 const COMMAND_PATIENCE: Duration = Duration::from_secs(10);
 /// Ours is on this machine and back within a second of its death.
 const EMBEDDED_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Connects for a command: gives up after a few seconds, with the reason of the last attempt.
-pub(crate) async fn connect(config: &Config, role: &str) -> Result<Broker, Failure> {
+pub(crate) async fn connect(config: &Config, role: Role) -> Result<Broker, Failure> {
     let options = options(config, role)?;
     let patience = match &config.nats.broker {
         BrokerSetting::External(_) => COMMAND_PATIENCE,
@@ -42,7 +75,7 @@ pub(crate) async fn connect(config: &Config, role: &str) -> Result<Broker, Failu
 /// answer lives, unless `trellara run` has it.
 pub(crate) async fn reach(
     config: &Config,
-    role: &str,
+    role: Role,
     environment: &EnvironmentMap,
 ) -> Result<(Broker, Option<EmbeddedBroker>), Failure> {
     let embedded = match start_embedded(config, environment).await {
@@ -62,7 +95,7 @@ pub(crate) fn never_started(config: &Config) -> bool {
 }
 
 /// Connects for a daemon: a broker that is down now is waited for, for ever.
-pub(crate) async fn connect_daemon(config: &Config, role: &str) -> Result<Broker, Failure> {
+pub(crate) async fn connect_daemon(config: &Config, role: Role) -> Result<Broker, Failure> {
     const PAUSE_FIRST: Duration = Duration::from_millis(100);
     const PAUSE_MOST: Duration = Duration::from_secs(5);
     let mut pause = PAUSE_FIRST;
@@ -81,13 +114,13 @@ pub(crate) async fn connect_daemon(config: &Config, role: &str) -> Result<Broker
 }
 
 /// The options of a connection for `role`; of the embedded broker, from the file it left.
-pub(crate) fn options(config: &Config, role: &str) -> Result<NatsOptions, Failure> {
+pub(crate) fn options(config: &Config, role: Role) -> Result<NatsOptions, Failure> {
     let mut options = match &config.nats.broker {
         BrokerSetting::External(options) => options.clone(),
         BrokerSetting::Embedded { store_dir, .. } => embedded(store_dir)?,
     };
-    options.client_name = format!("trellara {role} {}", config.flow);
-    options.inbox_prefix = format!("_INBOX_trellara_{role}");
+    options.client_name = format!("trellara {} {}", role.as_str(), config.flow);
+    options.inbox_prefix = role.inbox();
     Ok(options)
 }
 
@@ -145,4 +178,21 @@ pub(crate) async fn start_embedded(
         };
         Failure::from_error(exit, &error).doing("cannot start the embedded broker")
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::ValueEnum as _;
+
+    use super::Role;
+
+    /// Whoever connects may listen to its inbox under the least rights that we ship.
+    #[test]
+    fn the_shipped_permissions_name_every_inbox() {
+        let shipped = include_str!("../../../config/nats/permissions.conf");
+        for role in Role::value_variants() {
+            let inbox = format!("\"{}.>\"", role.inbox());
+            assert!(shipped.contains(&inbox), "{inbox}");
+        }
+    }
 }

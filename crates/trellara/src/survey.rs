@@ -246,7 +246,7 @@ async fn ask_source(config: &Config) -> Result<SourceFacts, Failure> {
 }
 
 async fn ask_stream(config: &Config) -> Result<(Broker, StreamFacts), Failure> {
-    let broker = broker::connect(config, "status").await?;
+    let broker = broker::connect(config, broker::Role::Status).await?;
     let name = config.flow.stream();
     let facts = topology::facts(&broker, &name)
         .await

@@ -15,10 +15,9 @@ impl Attempt<'_> {
         let (flow, lane) = (&self.options.flow, self.options.lane);
         let mut worked = None;
         while let Some((token, order)) = request::next(self.target.client(), flow, lane).await? {
-            if let Some(run) = self.fenced_by() {
-                // It compares the target as it stands.
-                let reason =
-                    format!("verify run {run} holds the lane; try again when it has ended");
+            let epoch = self.writer.held.epoch;
+            let still = desk::stands_still(self.target.client(), (flow, lane), epoch).await?;
+            if let Some(reason) = still.or(self.fenced_by().map(desk::fenced)) {
                 let answer = Answer::NotNow { reason };
                 request::answer(self.target.client(), flow, &token, &answer).await?;
                 continue;

@@ -5,18 +5,20 @@ use std::sync::Arc;
 
 use tokio_postgres::Client;
 use tokio_util::sync::CancellationToken;
-use trellara_envelope::{FlowName, Halt, HaltCode, Lane};
+use trellara_envelope::{FlowName, Halt, HaltCode, Lane, LaneEpoch};
 use trellara_jetstream::Broker;
 use trellara_jetstream::read::Reader;
 
 use super::order;
 use super::replay::{Desk, Step};
-use super::request::{Item, Order};
+use super::request::{Answer, Item, Order};
 use crate::apply::{Source, Writer};
 use crate::checkpoint::Checkpoint;
+use crate::fence::Side;
 use crate::lane::{self, Claimant};
 use crate::ledger::{self, Ledger};
 use crate::options::{ApplierOptions, Standby};
+use crate::pause;
 use crate::run::random_uuid;
 use crate::session::TargetSession;
 use crate::status::ApplierStatus;
@@ -65,6 +67,33 @@ pub(crate) async fn work(
     Ok(steps)
 }
 
+/// Why nothing may be applied on the lane although it is ours: it was promised to somebody that the
+/// target stays as it is. The rows say so, whatever was or was not heard of them.
+pub(crate) async fn stands_still(
+    client: &Client,
+    (flow, lane): (&FlowName, Lane),
+    epoch: LaneEpoch,
+) -> Result<Option<String>, Trouble> {
+    if let Some(why) = pause::read(client, flow, lane).await? {
+        return Ok(Some(format!(
+            "flow {flow} is paused since {} by {}@{} ({}); try again after trellara resume",
+            why.since, why.operator, why.host, why.reason
+        )));
+    }
+    let side = Side {
+        client,
+        flow,
+        lane,
+        epoch,
+    };
+    Ok(side.read().await?.map(|row| fenced(&row.run)))
+}
+
+/// A verify run compares the target as it stands.
+pub(crate) fn fenced(run: &str) -> String {
+    format!("verify run {run} holds the lane; try again when it has ended")
+}
+
 /// What taking the lane came to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Direct {
@@ -72,6 +101,8 @@ pub enum Direct {
     Done(Vec<Item>),
     /// Somebody holds the lane; this is who.
     Held(String),
+    /// Nothing may be applied now; this is why.
+    NotNow(String),
 }
 
 /// Why an order was not worked off.
@@ -119,7 +150,8 @@ pub async fn open(
         lost = watch.lost(&status) => Err(lost),
     };
     match ended {
-        Ok(items) => Ok(Direct::Done(items)),
+        Ok(Answer::Done(items)) => Ok(Direct::Done(items)),
+        Ok(Answer::NotNow { reason }) => Ok(Direct::NotNow(reason)),
         Err(Trouble::Halted { halt, .. }) if halt.code == HaltCode::Fenced => {
             Ok(Direct::Held(halt.reason))
         }
@@ -134,7 +166,7 @@ async fn in_session(
     (order, token): (&Order, &str),
     cancel: &CancellationToken,
     status: &ApplierStatus,
-) -> Result<Vec<Item>, Trouble> {
+) -> Result<Answer, Trouble> {
     let (client, flow, lane) = (target.client(), &options.flow, options.lane);
     let name = format!("trellara quarantine, process {}", std::process::id());
     let who = Claimant {
@@ -145,6 +177,9 @@ async fn in_session(
     };
     let held = lane::take(client, who, options.standby, cancel, status).await?;
     order::release_stale(client, flow, lane, held.epoch).await?;
+    if let Some(reason) = stands_still(client, (flow, lane), held.epoch).await? {
+        return Ok(Answer::NotNow { reason });
+    }
     let Some(stands) = ledger::checkpoint(client, flow, lane).await? else {
         return Err(Trouble::operator(Halt::new(
             HaltCode::Config,
@@ -178,5 +213,6 @@ async fn in_session(
         source: source.as_ref(),
     };
     let steps = work(hands, &stands, order, token).await?;
-    Ok(steps.into_iter().map(|step| step.item).collect())
+    let items = steps.into_iter().map(|step| step.item).collect();
+    Ok(Answer::Done(items))
 }

@@ -27,7 +27,8 @@ impl Desk<'_> {
     ) -> Result<(End, Option<Committed>), Trouble> {
         let blocking = held.reason == HeldReason::Blocking;
         if blocking && held.before != self.stands.ordinal {
-            return Ok((not_next(held), None));
+            let (reason, hint) = not_next(held);
+            return Ok((End::Refused { reason, hint }, None));
         }
         self.client.batch_execute(&self.writer.held.begin()).await?;
         let written = self.write_discard(held, blocking).await;

@@ -12,12 +12,13 @@ use super::desk::DeskError;
 use super::effects::{Effect, Effects};
 use super::frames::Head;
 use super::order;
-use super::replay::{self, refused_by_us};
+use super::replay::{self, not_next, refused_by_us};
 use super::request::Order;
 use super::skipped::Recorder;
-use super::{Cause, Held, HeldId, HeldState, store};
+use super::{Cause, Held, HeldId, HeldReason, HeldState, store};
 use crate::apply::{Failure, Source};
 use crate::execute::{ApplyError, Executor, ExecutorOptions};
+use crate::ledger;
 use crate::options::ApplierOptions;
 use crate::session::TargetSession;
 use crate::status::ApplierStatus;
@@ -161,6 +162,9 @@ impl Rehearsal<'_> {
         if let Some(cause) = self.failed.get(&held.id) {
             return Ok(Some(Would::Fail(Box::new(cause.clone()))));
         }
+        if let Some(refused) = self.not_next(held).await? {
+            return Ok(Some(refused));
+        }
         let mut behind = order::waits_behind(self.client, held.id).await?;
         behind.retain(|id| !done.contains(id));
         if let Some((reason, hint)) = order::out_of_order(held, &behind, self.order.force) {
@@ -185,6 +189,20 @@ impl Rehearsal<'_> {
         Ok(None)
     }
 
+    /// Why one is not tried that the lane stood in front of: it stands elsewhere now.
+    async fn not_next(&self, held: &Held) -> Result<Option<Would>, Trouble> {
+        if held.reason != HeldReason::Blocking {
+            return Ok(None);
+        }
+        let (flow, lane) = (&self.options.flow, self.options.lane);
+        let stands = ledger::checkpoint(self.client, flow, lane).await?;
+        if stands.is_some_and(|stands| stands.ordinal == held.before) {
+            return Ok(None);
+        }
+        let (reason, hint) = not_next(held);
+        Ok(Some(Would::Refuse { reason, hint }))
+    }
+
     fn verdict(&mut self, held: &Held, error: &ApplyError) -> Option<Cause> {
         let set_wise = self.slow.insert(held.id);
         (!set_wise).then(|| Cause::from(error))
@@ -201,7 +219,8 @@ impl Rehearsal<'_> {
             set_wise: !self.slow.contains(&held.id),
         };
         let mut executor = Executor::new(self.client, &mut self.catalog, options)
-            .with_conflicts(&self.options.conflicts);
+            .with_conflicts(&self.options.conflicts)
+            .rehearsing();
         let of = (&self.options.flow, self.options.lane);
         let mut recorder = Recorder::new(of, held.identity, held.end_lsn);
         let (client, source) = (self.client, self.source);

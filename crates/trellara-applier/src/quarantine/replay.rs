@@ -206,7 +206,8 @@ impl Desk<'_> {
     /// Why it must not be applied now.
     async fn out_of_order(&self, held: &Held) -> Result<Option<End>, Trouble> {
         if held.reason == HeldReason::Blocking && held.before != self.stands.ordinal {
-            return Ok(Some(not_next(held)));
+            let (reason, hint) = not_next(held);
+            return Ok(Some(End::Refused { reason, hint }));
         }
         let behind = order::waits_behind(self.client, held.id).await?;
         let refused = order::out_of_order(held, &behind, self.order.force);
@@ -522,15 +523,15 @@ pub(crate) fn refused_by_us(halt: &trellara_envelope::Halt) -> Cause {
     }
 }
 
-pub(super) fn not_next(held: &Held) -> End {
-    End::Refused {
-        reason: format!(
+pub(super) fn not_next(held: &Held) -> (String, String) {
+    (
+        format!(
             "the lane does not stand in front of {} any more: source, stream or target were set \
              back since it was held",
             held.identity
         ),
-        hint: "let the applier run: it closes what it applies itself".to_owned(),
-    }
+        "let the applier run: it closes what it applies itself".to_owned(),
+    )
 }
 
 pub(super) fn taken_over() -> Trouble {

@@ -4,6 +4,7 @@ use bytes::Bytes;
 use tokio_util::sync::CancellationToken;
 use trellara_applier::quarantine::audit::Operator;
 use trellara_applier::quarantine::desk::{self, Direct};
+use trellara_applier::quarantine::rehearsal::{self, Would};
 use trellara_applier::quarantine::request::{self, Answer, End, Item, Order, Standing, Task};
 use trellara_applier::quarantine::{Held, HeldId, HeldState, store};
 use trellara_applier::schema;
@@ -418,6 +419,92 @@ async fn what_was_overtaken_is_replayed_by_force_alone() {
     assert_eq!(row.get::<_, String>(1), "because of a test");
 }
 
+/// Somebody was told that nothing is applied any more: a pause, or a verify run.
+#[tokio::test]
+async fn c53_f116_nothing_is_replayed_while_the_lane_stands_still() {
+    let (mut flow, applier) = Flow::applied(18, &[&[1]]).await;
+    let id = keep(&flow, of(&[7], 0x108)).await;
+    let before = flow.target.checkpoint(&flow.name).await;
+    let paused = format!(
+        "INSERT INTO trellara.pause (flow, lane, reason, operator, host) \
+         VALUES ('{0}', 0, 'an upgrade', 'anna', 'a-host')",
+        flow.name
+    );
+    let fenced = format!(
+        "DELETE FROM trellara.pause; \
+         INSERT INTO trellara.fence (flow, lane, run, cap, exact, lease_until) \
+         VALUES ('{0}', 0, gen_random_uuid(), '0/100', false, clock_timestamp() + interval '1 min')",
+        flow.name
+    );
+    let mut applier = Some(applier);
+    for running in [true, false] {
+        if !running {
+            applier.take().expect("it runs").stop().await;
+            sql(&flow, "DELETE FROM trellara.fence").await;
+        }
+        for (why, still) in [("an upgrade", &paused), ("verify run", &fenced)] {
+            // Nobody is told of the row: it counts all the same.
+            sql(&flow, still).await;
+            for task in [Task::Replay, Task::Discard] {
+                let wanted = order(task, &[id]);
+                let reason = if running {
+                    match ask(&flow, &wanted).await {
+                        Answer::NotNow { reason } => reason,
+                        Answer::Done(items) => panic!("{items:?}"),
+                    }
+                } else {
+                    loop {
+                        match direct(&flow, &wanted).await {
+                            Direct::NotNow(reason) => break reason,
+                            Direct::Held(_) => {}
+                            Direct::Done(items) => panic!("{items:?}"),
+                        }
+                    }
+                };
+                assert!(reason.contains(why), "{reason}");
+            }
+        }
+    }
+    assert_eq!(held(&flow, id).await.state, HeldState::Held);
+    let after = flow.target.checkpoint(&flow.name).await;
+    assert_eq!(after.ordinal, before.ordinal);
+    sql(&flow, "DELETE FROM trellara.fence").await;
+    let ends = directly(&flow, &order(Task::Replay, &[id])).await;
+    assert_eq!(ends, [(id, End::Replayed { changes: 1 })]);
+    flow.bundle(&[&[2]]).await;
+    let applier = flow.start();
+    flow.caught_up().await;
+    applier.stop().await;
+    assert_eq!(flow.target.rows().await, "1:1 2:1 7:1");
+}
+
+/// A dry run says what the replay would say.
+#[tokio::test]
+async fn a_dry_run_refuses_what_the_lane_stands_in_front_of_no_more() {
+    let flow = Flow::new(18).await;
+    let id = keep(&flow, of(&[7], 0x90)).await;
+    sql(
+        &flow,
+        "UPDATE trellara.held SET reason = 'blocking', before_ordinal = 77",
+    )
+    .await;
+    let wanted = order(Task::Replay, &[id]);
+    let cancel = CancellationToken::new();
+    let tried = rehearsal::rehearse(&flow.options(), None, &wanted, &cancel).await;
+    let [one] = &tried.unwrap()[..] else {
+        panic!("not one");
+    };
+    let Would::Refuse { reason, hint } = &one.would else {
+        panic!("{:?}", one.would);
+    };
+    let ends = directly(&flow, &wanted).await;
+    let refused = End::Refused {
+        reason: reason.clone(),
+        hint: hint.clone(),
+    };
+    assert_eq!(ends, [(id, refused)]);
+}
+
 /// F115.
 #[tokio::test]
 async fn f115_what_is_not_held_here_is_neither_replayed_nor_discarded() {
@@ -681,7 +768,7 @@ async fn what_is_held_is_replayed_without_its_stream() {
             let opened = desk::open(&flow.options(), None, (&all, &token), &cancel).await;
             match opened.unwrap() {
                 Direct::Done(items) => ends(items),
-                Direct::Held(who) => panic!("{who} holds the lane"),
+                Direct::Held(who) | Direct::NotNow(who) => panic!("{who}"),
             }
         };
         let ends = without_broker().await;

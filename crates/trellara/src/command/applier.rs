@@ -40,7 +40,7 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
     telemetry::start_logs(context, true, args.daemon.log_format);
     let config = context.config()?;
     tracing::info!(flow = %config.flow, "applier starting");
-    let broker = broker::connect_daemon(&config, "applier").await?;
+    let broker = broker::connect_daemon(&config, broker::Role::Applier).await?;
     daemon::serve(vec![component(&config, broker)], &config, LISTEN_APPLIER).await
 }
 

@@ -25,7 +25,7 @@ pub(crate) struct Args {}
 pub(crate) async fn execute(_args: &Args, context: &Context) -> Result<Exit, Failure> {
     telemetry::start_logs(context, false, LogFormat::Text);
     let config = context.config()?;
-    let broker = broker::connect(&config, "check").await;
+    let broker = broker::connect(&config, broker::Role::Check).await;
     let findings = preflight::examine(&config, &broker, Choices::default()).await;
     context.output.data(&findings, |findings| text(findings));
     let first = findings

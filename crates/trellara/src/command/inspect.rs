@@ -48,7 +48,7 @@ pub(crate) struct Args {
 pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Failure> {
     telemetry::start_logs(context, false, LogFormat::Text);
     let config = context.config()?;
-    let broker = broker::connect(&config, "inspect").await?;
+    let broker = broker::connect(&config, broker::Role::Inspect).await?;
     let filter = match args.frames {
         true => config.flow.all_subjects(),
         false => config.flow.transactions_subject(Lane(0)),

@@ -38,7 +38,7 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
     let config = context.config()?;
     let decision = acknowledge::decide(&config).await;
     tracing::info!(flow = %config.flow, acknowledge = decision.level(), because = decision.because, "relay starting");
-    let broker = broker::connect_daemon(&config, "relay").await?;
+    let broker = broker::connect_daemon(&config, broker::Role::Relay).await?;
     let relay = component(&config, broker, decision.acknowledge);
     daemon::serve(vec![relay], &config, LISTEN_RELAY).await
 }

@@ -126,7 +126,8 @@ async fn remove_stream(config: &Config, context: &Context) -> Result<bool, Failu
     if broker::never_started(config) {
         return Ok(false);
     }
-    let (broker, _embedded) = broker::reach(config, "remove", &context.environment).await?;
+    let (broker, _embedded) =
+        broker::reach(config, broker::Role::Remove, &context.environment).await?;
     Ok(topology::delete(&broker, &config.flow.stream()).await?)
 }
 

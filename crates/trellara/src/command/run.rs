@@ -48,8 +48,8 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
             "embedded broker started"
         );
     }
-    let relay_broker = broker::connect_daemon(&config, "relay").await?;
-    let applier_broker = broker::connect_daemon(&config, "applier").await?;
+    let relay_broker = broker::connect_daemon(&config, broker::Role::Relay).await?;
+    let applier_broker = broker::connect_daemon(&config, broker::Role::Applier).await?;
     ensure_set_up(&config, &relay_broker, context).await?;
     let decision = acknowledge::decide(&config).await;
     tracing::info!(flow = %config.flow, acknowledge = decision.level(), because = decision.because, "starting");

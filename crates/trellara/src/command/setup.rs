@@ -61,7 +61,7 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
         adopt: args.adopt,
         new_stream: args.new_stream,
     };
-    let reached = broker::reach(&config, "setup", &context.environment).await;
+    let reached = broker::reach(&config, broker::Role::Setup, &context.environment).await;
     let (broker, _embedded) = match reached {
         Ok((broker, embedded)) => (Ok(broker), embedded),
         Err(failure) => (Err(failure), None),

@@ -41,8 +41,8 @@ Writes: rows, ledger, trellara.held and trellara.audit in one target transaction
         --dry-run nothing: it takes the rows' locks for as long as it runs, and is rolled back
 
 Exit codes: 0 all of them are in, or were before; 12 one was refused by the target, or waits behind
-            one that was; 13 a verify run holds the lane; 20 the applier has not taken the order in
-            time; 64 no such transaction; 11 not set up; 77 a right is missing; 78 the file; 1 a
+            one that was; 13 the flow is paused, or a verify run holds the lane; 20 the applier has
+            not taken the order in time; 64 no such transaction; 11 not set up; 77 a right is missing; 78 the file; 1 a
             server does not answer
 
 Examples:
@@ -83,9 +83,9 @@ Reads:  trellara.held on the target; the stream, for a large one in front of whi
 Writes: trellara.held and trellara.audit in one target transaction; the checkpoint, when the lane
         stood in front of it
 
-Exit codes: 0 it is discarded, or was before; 12 it cannot be; 13 a verify run holds the lane; 20
-            the applier has not taken the order in time; 64 no such transaction, or not confirmed;
-            11 not set up; 77 a right is missing; 78 the file; 1 a server does not answer
+Exit codes: 0 it is discarded, or was before; 12 it cannot be; 13 the flow is paused, or a verify
+            run holds the lane; 20 the applier has not taken the order in time; 64 no such
+            transaction, or not confirmed; 11 not set up; 77 a right is missing; 78 the file; 1 a server does not answer
 
 Examples:
   trellara quarantine discard 7 --reason \"test data, agreed with the owners\"
@@ -310,6 +310,7 @@ impl Giving<'_> {
                 // Whoever takes the lane is the only one who works the order off, begun or not.
                 match self.directly().await? {
                     Direct::Done(items) => return Ok(Answer::Done(items)),
+                    Direct::NotNow(reason) => return Ok(Answer::NotNow { reason }),
                     Direct::Held(_) => continue,
                 }
             };

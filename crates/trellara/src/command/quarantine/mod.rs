@@ -69,7 +69,9 @@ async fn target(config: &Config) -> Result<Session, Failure> {
 async fn broker_for(config: &Config, held: &[Held]) -> Result<Option<Broker>, Failure> {
     let wanted = held.iter().any(|held| held.storage == HeldStorage::Stream);
     match wanted {
-        true => broker::connect(config, "quarantine").await.map(Some),
+        true => broker::connect(config, broker::Role::Quarantine)
+            .await
+            .map(Some),
         false => Ok(None),
     }
 }
