@@ -126,7 +126,7 @@ pub async fn heavy(options: &HeavyOptions) -> Result<HeavyReport> {
         .batch_execute("ALTER TABLE public.big DROP CONSTRAINT refused")
         .await?;
     let began = Instant::now();
-    let command_peak = replay(&flow, options).await?;
+    let command_peak = replay(&flow, options.patience).await?;
     let took = began.elapsed();
     if flow.applier.is_none() {
         flow.start_applier()?;
@@ -178,7 +178,7 @@ async fn moved_past(flow: &Flow, source: &Client, options: &HeavyOptions) -> Res
 }
 
 /// Replays everything; the largest resident set of the command.
-async fn replay(flow: &Flow, options: &HeavyOptions) -> Result<u64> {
+pub(super) async fn replay(flow: &Flow, patience: Duration) -> Result<u64> {
     let log = flow.folder().join("replay.log");
     let words = ["quarantine", "replay", "--all"];
     let mut command = Daemon::start_with(&flow.config(), &words, &log, &flow.environment)?;
@@ -187,14 +187,14 @@ async fn replay(flow: &Flow, options: &HeavyOptions) -> Result<u64> {
     while command.is_running() {
         peak = peak.max(command.peak_memory_bytes().unwrap_or(0));
         ensure!(
-            began.elapsed() < options.patience,
+            began.elapsed() < patience,
             "the replay has no end: {}\n{}",
             command.log(),
             flow.logs()
         );
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    let status = command.wait(options.patience)?;
+    let status = command.wait(patience)?;
     ensure!(
         status.success(),
         "{status}: {}\n{}",

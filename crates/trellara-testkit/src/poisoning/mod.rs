@@ -128,7 +128,7 @@ pub async fn poisoning(options: &PoisoningOptions) -> Result<PoisoningReport> {
         anyhow::bail!("{difference}\n{}", run.flow.logs());
     }
     run.as_expected(&expected).await?;
-    let replay = run.repaired().await?;
+    let replay = run.repaired(options).await?;
     run.ended(options).await?;
     let poisoned = held.values().filter(|why| **why == Why::Poisoned).count();
     Ok(PoisoningReport {
@@ -342,24 +342,13 @@ impl Run {
     }
 
     /// Mends the target, and has everything that was held replayed.
-    async fn repaired(&mut self) -> Result<Duration> {
+    async fn repaired(&mut self, options: &PoisoningOptions) -> Result<Duration> {
         for table in 0..TABLES {
             let sql = format!("ALTER TABLE public.t{table} DROP CONSTRAINT {TARGET_CHECK}");
             self.target.batch_execute(&sql).await?;
         }
         let began = Instant::now();
-        let done = self
-            .flow
-            .command(&["quarantine", "replay", "--all"])
-            .await?;
-        ensure!(
-            done.code == 0,
-            "replay ended with {}: {}{}\n{}",
-            done.code,
-            done.stdout,
-            done.stderr,
-            self.flow.logs()
-        );
+        heavy::replay(&self.flow, options.patience).await?;
         Ok(began.elapsed())
     }
 
