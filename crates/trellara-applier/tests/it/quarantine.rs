@@ -24,8 +24,8 @@ enum Change {
 
 const KEYED: u32 = 4712;
 
-/// The records of a transaction, each table described in front of them.
-fn transaction(changes: &[Change]) -> (Vec<u8>, u32) {
+/// The records of a transaction; the first of a bundle describes the keyed table for all.
+fn transaction(changes: &[Change], first: bool) -> (Vec<u8>, u32) {
     let mut out = Vec::new();
     let mut relation = vec![b'R'];
     relation.extend(KEYED.to_be_bytes());
@@ -37,7 +37,9 @@ fn transaction(changes: &[Change]) -> (Vec<u8>, u32) {
         relation.extend(oid.to_be_bytes());
         relation.extend((-1i32).to_be_bytes());
     }
-    records::push(&mut out, &relation);
+    if first {
+        records::push(&mut out, &relation);
+    }
     for change in changes {
         let (kind, tuple, id, v) = match *change {
             Change::Insert(id, v) => (b'I', b'N', id, Some(v)),
@@ -69,7 +71,10 @@ fn transaction(changes: &[Change]) -> (Vec<u8>, u32) {
 impl Flow {
     /// A bundle of transactions.
     async fn bundle_in(&mut self, transactions: &[&[Change]]) {
-        let all: Vec<(Vec<u8>, u32)> = transactions.iter().map(|one| transaction(one)).collect();
+        let numbered = transactions.iter().enumerate();
+        let all: Vec<(Vec<u8>, u32)> = numbered
+            .map(|(place, one)| transaction(one, place == 0))
+            .collect();
         self.bundle_of(&all).await;
     }
 
@@ -914,5 +919,33 @@ async fn c45_what_is_held_of_a_table_that_is_gone_holds_everything() {
     flow.caught_up().await;
     assert_eq!(flow.held().await.len(), 2);
     assert_eq!(flow.number("SELECT count(*) FROM public.t").await, 0);
+    applier.stop().await;
+}
+
+/// A bundle describes each table once, perhaps in a transaction that has to wait: those behind it in
+/// the same target transaction are read all the same.
+#[tokio::test]
+async fn what_waits_describes_the_tables_of_those_behind_it() {
+    let mut flow = Flow::new(18).await;
+    flow.run("CREATE TABLE public.k (id integer PRIMARY KEY, v text CHECK (v <> 'bad'))")
+        .await;
+    flow.marker().await;
+    flow.bundle_in(&[&[Change::Insert(1, "bad")]]).await;
+    let applier = flow.start_with(flow.holding());
+    flow.caught_up().await;
+    applier.stop().await;
+    // Both are there when it starts, and go as one batch.
+    flow.bundle(&[&[7]]).await;
+    flow.bundle_in(&[&[Change::Update(1, "b")], &[Change::Insert(2, "c")]])
+        .await;
+    let applier = flow.start_with(flow.holding());
+    flow.caught_up().await;
+    assert_eq!(flow.keyed().await, "2=c");
+    assert_eq!(flow.held().await.len(), 2);
+    assert_eq!(
+        applier.status.snapshot().batches,
+        1,
+        "one target transaction"
+    );
     applier.stop().await;
 }
