@@ -112,6 +112,23 @@ impl<'a> Part<'a> {
         found.is_ok()
     }
 
+    /// Nothing that ends where the lane has been is ever carried into the target: whoever asks for
+    /// it has lost count, and would apply it twice.
+    fn begins_behind_the_lane(&self) -> Result<(), Trouble> {
+        let again = self.units.first().filter(|first| {
+            first.end_lsn <= self.from.end_lsn
+                && first.identity.source.system == self.from.source.system
+        });
+        match again {
+            None => Ok(()),
+            Some(first) => Err(Trouble::passing(format!(
+                "transaction {} was about to be applied although the lane stands behind it, at {}; \
+                 beginning anew",
+                first.identity, self.from.end_lsn
+            ))),
+        }
+    }
+
     /// Those that are applied.
     fn applied(self) -> impl Iterator<Item = &'a Unit> {
         let numbered = self.units.iter().enumerate();
@@ -178,6 +195,7 @@ impl Writer {
         part: Part<'_>,
     ) -> Result<Committed, Failure> {
         let begun = Instant::now();
+        part.begins_behind_the_lane()?;
         client.batch_execute(&self.held.begin()).await?;
         let written = Box::pin(self.write(client, part)).await;
         let committed = self.end(client, written).await?;

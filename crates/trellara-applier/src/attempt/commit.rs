@@ -16,9 +16,18 @@ use crate::chunks::Large;
 use crate::disposition;
 use crate::metric;
 use crate::quarantine::HeldId;
+use crate::quarantine::limits::Limit;
 use crate::report::Reporter;
 use crate::status::Work;
 use crate::trouble::Trouble;
+
+/// What became of a part of the batch.
+struct UntilFull {
+    /// What is in; nothing when already the first had to wait.
+    committed: Option<Committed>,
+    /// The first that had to wait and found no room, and why.
+    full: Option<(usize, Limit)>,
+}
 
 impl Attempt<'_> {
     /// Commits the batch. Without transactions in it this writes down progress alone.
@@ -37,13 +46,7 @@ impl Attempt<'_> {
     async fn commit_batch(&mut self) -> Result<(), Trouble> {
         match self.commit_whole().await {
             Ok(Some(committed)) => self.committed(committed).await,
-            Ok(None) => {
-                let units = self.batch.units().to_vec();
-                Box::pin(self.commit_until_full(&units, true))
-                    .await
-                    .map(drop)
-                    .map_err(|failure| apply::blame(failure, &"of a batch"))
-            }
+            Ok(None) => Box::pin(self.commit_what_finds_room()).await,
             Err(failure) if self.can_be_isolated(&failure) => {
                 tracing::warn!(
                     error = %failure, transactions = self.batch.units().len(),
@@ -52,6 +55,31 @@ impl Attempt<'_> {
                 Box::pin(self.isolate(&failure)).await
             }
             Err(failure) => Err(apply::blame(failure, &"of a batch")),
+        }
+    }
+
+    /// Some of the batch has to wait and finds no room: what stands before it goes in.
+    async fn commit_what_finds_room(&mut self) -> Result<(), Trouble> {
+        let units = self.batch.units().to_vec();
+        match self.commit_until_full(&units, true).await {
+            Ok(until_full) => {
+                self.follow(&units, until_full).await?;
+                self.stand_behind_batch().await
+            }
+            Err(failure) if self.can_be_isolated(&failure) => self.isolate(&failure).await,
+            Err(failure) => Err(apply::blame(failure, &"of a batch")),
+        }
+    }
+
+    /// What follows from a part that is in, or that ends in front of one without room. Whatever goes
+    /// wrong here ends the attempt: repeating the part would apply it twice.
+    async fn follow(&mut self, part: &[Unit], until_full: UntilFull) -> Result<(), Trouble> {
+        if let Some(committed) = &until_full.committed {
+            self.went_in(committed).await?;
+        }
+        match until_full.full {
+            Some((place, limit)) => Err(self.block_waiting(&part[place], limit).await?),
+            None => Ok(()),
         }
     }
 
@@ -108,8 +136,8 @@ impl Attempt<'_> {
             let part = &units[window.units.clone()];
             let Some(last) = part.last() else { break };
             let failure = match self.commit_until_full(part, window.set_wise).await {
-                Ok(committed) => {
-                    self.went_in(&committed).await?;
+                Ok(until_full) => {
+                    self.follow(part, until_full).await?;
                     isolation.committed();
                     continue;
                 }
@@ -137,13 +165,15 @@ impl Attempt<'_> {
         self.stand_behind_batch().await
     }
 
-    /// Commits transactions of the batch, up to the first that would have to wait and finds no room:
-    /// there the lane stops.
+    /// Commits transactions of the batch, up to the first that would have to wait and finds no room.
+    ///
+    /// # Errors
+    /// When nothing of them was committed.
     async fn commit_until_full(
         &mut self,
         units: &[Unit],
         set_wise: bool,
-    ) -> Result<Committed, Failure> {
+    ) -> Result<UntilFull, Failure> {
         let mut fates = Fates::default();
         if !self.quarantine.footprints.is_empty() {
             let client = &self.target.session.client;
@@ -153,30 +183,23 @@ impl Attempt<'_> {
         }
         let full = fates.full;
         let units_in = full.map_or(units, |(place, _)| &units[..place]);
-        if let Some(last) = units_in.last() {
-            let part = Part {
-                from: &self.durable,
-                units: units_in,
-                fates: &fates,
-                blocking: &self.quarantine.blocking,
-                to: &last.after,
-                set_wise,
-            };
-            let committing = self.writer.commit(&self.target.session.client, part);
-            let every = self.options.report_interval;
-            let committed = reporting(committing, &self.reporter, part.from, every).await;
-            let committed = self.settle_fates(fates, committed)?;
-            let Some((place, limit)) = full else {
-                return Ok(committed);
-            };
-            self.went_in(&committed).await?;
-            let trouble = self.block_waiting(&units[place], limit).await?;
-            return Err(trouble.into());
-        }
-        match full {
-            Some((place, limit)) => Err(self.block_waiting(&units[place], limit).await?.into()),
-            None => Err(Trouble::passing("nothing to commit").into()),
-        }
+        let Some(last) = units_in.last() else {
+            let committed = None;
+            return Ok(UntilFull { committed, full });
+        };
+        let part = Part {
+            from: &self.durable,
+            units: units_in,
+            fates: &fates,
+            blocking: &self.quarantine.blocking,
+            to: &last.after,
+            set_wise,
+        };
+        let committing = self.writer.commit(&self.target.session.client, part);
+        let every = self.options.report_interval;
+        let committed = reporting(committing, &self.reporter, part.from, every).await;
+        let committed = Some(self.settle_fates(fates, committed)?);
+        Ok(UntilFull { committed, full })
     }
 
     /// What was decided has happened, or has not.

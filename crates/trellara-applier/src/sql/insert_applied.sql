@@ -1,6 +1,6 @@
 -- Dedup record, compare-and-set and checkpoint in one (C31). The lane is NULL, and the insert
--- fails with 23502, unless the newest row is the expected predecessor and the lane still has the
--- expected epoch; a second row behind the same predecessor fails with 23505. Either way nothing of
+-- fails with 23502, unless the newest row is the expected predecessor, the new one does not stand
+-- before it, and the lane still has the expected epoch; a second row behind the same predecessor fails with 23505. Either way nothing of
 -- this target transaction is committed.
 INSERT INTO trellara.applied (
     flow, lane, first_ordinal, last_ordinal,
@@ -19,6 +19,7 @@ VALUES (
         AND newest.end_lsn = $4
         AND newest.source_system = $5
         AND newest.source_timeline = $6
+        AND (newest.source_system <> $9 OR newest.end_lsn <= $11)
         AND EXISTS (SELECT FROM trellara.lane AS l
                      WHERE l.flow = $1 AND l.lane = $2 AND l.epoch = $7)),
     $3 + 1, $8,

@@ -502,6 +502,50 @@ async fn beyond_a_limit_the_lane_stops_and_names_it() {
     }
 }
 
+/// Where a part of a batch is in and the lane stops behind it, a passing fault at that stop does not
+/// bring the part again.
+#[tokio::test]
+async fn what_went_in_before_the_lane_stopped_is_not_applied_again() {
+    let mut flow = Flow::new(18).await;
+    flow.run(
+        "CREATE TABLE public.k (id integer PRIMARY KEY CHECK (id < 50), v text); \
+         CREATE SEQUENCE public.stops; \
+         CREATE FUNCTION public.disturb() RETURNS trigger LANGUAGE plpgsql AS $$ \
+         BEGIN \
+             IF NEW.reason = 'blocking' AND nextval('public.stops') = 1 THEN \
+                 RAISE EXCEPTION 'cancelled' USING ERRCODE = '57014'; \
+             END IF; \
+             RETURN NEW; \
+         END $$; \
+         CREATE TRIGGER disturb BEFORE INSERT ON trellara.held \
+             FOR EACH ROW EXECUTE FUNCTION public.disturb(); \
+         ALTER TABLE trellara.held ENABLE ALWAYS TRIGGER disturb",
+    )
+    .await;
+    flow.marker().await;
+    let others: Vec<[Change; 1]> = (1..=21).map(|n| [Change::Elsewhere(n)]).collect();
+    let mut batch: Vec<&[Change]> = vec![
+        &[Change::Insert(50, "x")],
+        &others[0],
+        &[Change::Insert(51, "x")],
+    ];
+    batch.extend(others[1..].iter().map(|one| &one[..]));
+    batch.push(&[Change::Update(50, "y")]);
+    flow.bundle_in(&batch).await;
+    let mut options = flow.holding();
+    options.quarantine.max_transactions = 2;
+    let halt = flow.start_with(options).halt().await;
+    assert!(halt.reason.contains("max_transactions (2)"), "{halt}");
+    assert!(flow.number("SELECT last_value FROM public.stops").await > 1);
+    assert_eq!(flow.number("SELECT count(*) FROM public.t").await, 21);
+    let twice = "SELECT count(*) FROM (SELECT id FROM public.t GROUP BY id HAVING count(*) > 1) d";
+    assert_eq!(flow.number(twice).await, 0);
+    // In the order of its rows the ledger never goes back.
+    let back = "SELECT count(*) FROM (SELECT end_lsn < lag(end_lsn) OVER (ORDER BY first_ordinal) \
+                FROM trellara.applied) AS a (back) WHERE back";
+    assert_eq!(flow.number(back).await, 0);
+}
+
 #[tokio::test]
 async fn a_lane_whose_oldest_held_transaction_is_too_old_stands_still() {
     let mut flow = Flow::new(18).await;
