@@ -442,6 +442,39 @@ async fn a_dry_run_of_a_truncate_leaves_the_sequences_as_they_are() -> Result<()
     flow.converges(WITHIN).await
 }
 
+/// What is held is nowhere else any more: removing the flow loses it on your word alone, and who did
+/// what to it stays as long as another flow keeps the schema.
+#[tokio::test]
+async fn a_flow_that_holds_something_is_removed_on_your_word_alone() -> Result<()> {
+    let flow = refused(18, "remove", PASSED).await?;
+    let another = "INSERT INTO trellara.lane \
+                   SELECT (jsonb_populate_record(l, '{\"flow\": \"another\"}')).* \
+                     FROM trellara.lane AS l";
+    run(&flow.target_admin, &[another]).await?;
+    let refused = flow.command(&["remove", "--yes"]).await?;
+    ensure!(refused.code == 64, "{refused:?}");
+    ensure!(
+        refused.stderr.contains("holds 1 transaction "),
+        "{refused:?}"
+    );
+    ensure!(value(&flow.target_admin, OPEN).await? == "1", "it is gone");
+    let slots = "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()";
+    ensure!(
+        value(&flow.source_admin, slots).await? == "1",
+        "the slot is gone"
+    );
+    let removed = flow.command(&["remove", "--yes", "--discard-held"]).await?;
+    ensure!(removed.code == 0, "{removed:?}");
+    ensure!(value(&flow.target_admin, OPEN).await? == "0", "it is there");
+    let deeds = "SELECT string_agg(action || (held_id IS NULL) || (arguments ? 'held'), ' ') \
+                   FROM trellara.audit";
+    ensure!(
+        value(&flow.target_admin, deeds).await? == "heldtruetrue",
+        "the audit"
+    );
+    Ok(())
+}
+
 /// Replays go between the batches of an applier that works.
 #[tokio::test]
 async fn what_is_replayed_under_load_goes_in_once_and_stops_nobody() -> Result<()> {

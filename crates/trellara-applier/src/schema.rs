@@ -230,7 +230,8 @@ pub async fn missing_rights(
 }
 
 /// Takes one flow's rows away, and the schema with them when it was the last flow. Returns whether
-/// the schema went.
+/// the schema went. As long as it is there, so is what was done to the flow: rows of the audit say
+/// the number of what they were about.
 pub async fn remove(client: &mut Client, flow: &str) -> Result<bool, SchemaError> {
     if version(client).await?.is_none() {
         return Ok(false);
@@ -258,8 +259,15 @@ pub async fn remove(client: &mut Client, flow: &str) -> Result<bool, SchemaError
         let delete = format!("DELETE FROM trellara.{table} WHERE held_id IN ({of_flow})");
         transaction.execute(&delete, &[&flow]).await?;
     }
+    transaction
+        .execute(
+            "UPDATE trellara.audit \
+                SET arguments = arguments || jsonb_build_object('held', held_id), held_id = NULL \
+              WHERE flow = $1 AND held_id IS NOT NULL",
+            &[&flow],
+        )
+        .await?;
     for table in [
-        "audit",
         "skipped",
         "request",
         "pause",

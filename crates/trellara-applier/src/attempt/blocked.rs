@@ -30,6 +30,8 @@ pub(super) struct Quarantine {
     pub(super) totals: Totals,
     /// What later transactions are tested against.
     pub(super) footprints: Footprints,
+    /// Whether one that was passed ends beyond where the lane stands: then each is asked for.
+    pub(super) beyond: bool,
     /// When they were read.
     read: Instant,
     /// What the lane stands still for.
@@ -74,10 +76,12 @@ impl Quarantine {
                 }),
         };
         let footprints = footprint::load(client, flow, lane).await?;
+        let beyond = store::any_beyond(client, (flow, lane), durable).await?;
         Ok(Self {
             blocking,
             totals,
             footprints,
+            beyond,
             read,
             blocked,
         })

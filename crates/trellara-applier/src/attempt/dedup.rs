@@ -181,11 +181,13 @@ impl Attempt<'_> {
             .map(asked)
             .collect();
         let found = self.probe(&asked, NOWHERE).await?;
+        let in_ledger = |hash| in_flight.contains(&hash) || found.ordinals.contains_key(&hash);
+        let missing: Vec<&Claim> = claims.iter().filter(|one| !in_ledger(one.hash)).collect();
+        let held = self.held_among(missing.iter().map(|one| one.hash)).await?;
         let mut below = Below::default();
-        for claim in &claims {
-            let in_ledger =
-                in_flight.contains(&claim.hash) || found.ordinals.contains_key(&claim.hash);
-            if !in_ledger && self.explain_missing(claim).await? == Answer::Duplicate {
+        for claim in missing {
+            let held = held.contains(&claim.hash);
+            if self.explain_missing(claim, held).await? == Answer::Duplicate {
                 below.add(claim.end_lsn);
             }
         }
@@ -202,9 +204,7 @@ impl Attempt<'_> {
     /// A transaction that ends at or below the checkpoint and is not in the ledger. Where its row
     /// may have been pruned its place answers for it, and nobody can tell it from another.
     /// One that is or was held is answered for by quarantine alone (C42).
-    async fn explain_missing(&mut self, claim: &Claim) -> Result<Answer, Trouble> {
-        let (flow, lane) = (&self.options.flow, self.options.lane);
-        let held = store::is_held(self.target.client(), flow, lane, claim.hash).await?;
+    async fn explain_missing(&mut self, claim: &Claim, held: bool) -> Result<Answer, Trouble> {
         let known = |watermark: Option<Watermark>| Known {
             at_or_below_checkpoint: true,
             in_ledger: false,
@@ -221,6 +221,28 @@ impl Attempt<'_> {
             Answer::Duplicate | Answer::Held => Ok(answer),
             Answer::Apply => Err(contradiction(claim, HaltCode::State, None).into()),
             Answer::Halt(code) => Err(contradiction(claim, code, None).into()),
+        }
+    }
+
+    async fn held_among(
+        &self,
+        hashes: impl Iterator<Item = TransactionHash>,
+    ) -> Result<HashSet<TransactionHash>, Trouble> {
+        let lane = (&self.options.flow, self.options.lane);
+        let hashes: Vec<TransactionHash> = hashes.collect();
+        Ok(store::held_among(self.target.client(), lane, &hashes).await?)
+    }
+
+    /// Makes sure that the lane has moved past none of these by setting it aside. It is asked where
+    /// something is held that ends beyond the checkpoint, which nothing of ours leaves behind.
+    async fn prove_not_held(&self, fresh: &[Claim]) -> Result<(), Trouble> {
+        if !self.quarantine.beyond {
+            return Ok(());
+        }
+        let held = self.held_among(fresh.iter().map(|one| one.hash)).await?;
+        match fresh.iter().find(|one| held.contains(&one.hash)) {
+            Some(one) => Err(passed_before(one).into()),
+            None => Ok(()),
         }
     }
 
@@ -252,6 +274,7 @@ impl Attempt<'_> {
         let Some(lowest) = fresh.iter().map(|one| one.end_lsn).min() else {
             return Ok(());
         };
+        self.prove_not_held(fresh).await?;
         let hashes = fresh.iter().map(|one| one.hash);
         let vouch = self.dedup.cache.vouch(hashes, lowest, &self.durable);
         self.dedup.vouched = vouch == Vouch::None;
@@ -356,6 +379,20 @@ fn asked(claim: &Claim) -> Asked {
         end_lsn: claim.end_lsn,
         system: claim.identity.source.system,
     }
+}
+
+/// What is held and the source's order disagree about a transaction.
+fn passed_before(claim: &Claim) -> Halt {
+    Halt::new(
+        HaltCode::State,
+        format!(
+            "transaction {} ends at {}, beyond the checkpoint, and yet trellara.held says that the \
+             lane has moved past it",
+            claim.identity, claim.end_lsn
+        ),
+        "was trellara.held or trellara.applied changed by hand, or restored in part? Restore the \
+         whole target, or copy the tables anew",
+    )
 }
 
 /// The ledger and the source's order disagree about a transaction.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use tokio_postgres::Client;
-use trellara_envelope::{FlowName, Lane};
+use trellara_envelope::{FlowName, Lane, LedgerOrdinal};
 use trellara_pgoutput::ChangeReader;
 
 use super::audit::{self, Action, Deed};
@@ -25,9 +25,12 @@ use crate::apply::{Committed, Failure, Source, Writer};
 use crate::checkpoint::Checkpoint;
 use crate::disposition::{self, Disposition};
 use crate::execute::Executor;
+use crate::ledger::probe::{Asked, Prober};
 use crate::ledger::{LedgerIdentity, lane as lane_number, pg};
 use crate::trouble::Trouble;
 
+/// No ordinal: look in the whole ledger.
+const NOWHERE: LedgerOrdinal = LedgerOrdinal(-1);
 /// What passes by itself is tried this often before the operator is told.
 const TRIES: u32 = 5;
 /// Between two tries.
@@ -210,8 +213,30 @@ impl Desk<'_> {
             return Ok(Some(End::Refused { reason, hint }));
         }
         let behind = order::waits_behind(self.client, held.id).await?;
-        let refused = order::out_of_order(held, &behind, self.order.force);
+        let mut refused = order::out_of_order(held, &behind, self.order.force);
+        if refused.is_none() {
+            refused = self.in_ledger(held).await?;
+        }
         Ok(refused.map(|(reason, hint)| End::Refused { reason, hint }))
+    }
+
+    /// Why one is not applied that is in already, whatever its row says.
+    async fn in_ledger(&self, held: &Held) -> Result<Option<(String, String)>, Trouble> {
+        let prober = Prober::prepare(self.client, self.flow, self.lane).await?;
+        let asked = Asked {
+            hash: held.hash,
+            end_lsn: held.end_lsn,
+            system: held.identity.source.system,
+        };
+        let found = prober.probe(self.client, &[asked], NOWHERE).await?;
+        Ok(found.ordinals.get(&held.hash).map(|ordinal| {
+            (
+                format!("STATE: the ledger says that it was applied (ordinal {ordinal})"),
+                "was trellara.applied or trellara.held changed by hand, or restored in part? What \
+                 is in is closed with trellara quarantine discard"
+                    .to_owned(),
+            )
+        }))
     }
 
     async fn claim(&self, held: &Held) -> Result<(), Trouble> {

@@ -1,5 +1,6 @@
 //! Reading what is held.
 
+use std::collections::HashSet;
 use std::time::SystemTime;
 
 use tokio_postgres::types::PgLsn;
@@ -11,7 +12,7 @@ use trellara_envelope::{
 
 use super::{Cause, Held, HeldId, HeldReason, HeldState, HeldStorage, Overtaker};
 use crate::checkpoint::{Checkpoint, StreamIdentity, Transport};
-use crate::ledger::{LedgerError, lane as lane_number, lsn, microseconds, source};
+use crate::ledger::{LedgerError, lane as lane_number, lsn, microseconds, pg, source};
 
 /// What [`read`] reads, in this order.
 const COLUMNS: &str = "h.id, h.hash, h.source_system, h.source_timeline, h.commit_lsn, h.end_lsn, \
@@ -74,24 +75,56 @@ pub async fn get(
     Ok(row.as_ref().map(read).transpose()?)
 }
 
-/// Whether the lane has moved past a transaction by setting it aside, whatever became of it since.
+/// Which of these transactions the lane has moved past by setting them aside, whatever became of them
+/// since. One round trip, and none for none.
 ///
 /// # Errors
 /// When the server refuses.
-pub async fn is_held(
+pub async fn held_among(
     client: &Client,
-    flow: &FlowName,
-    lane: Lane,
-    hash: TransactionHash,
-) -> Result<bool, LedgerError> {
-    let found = client
-        .query_one(
-            "SELECT EXISTS (SELECT FROM trellara.held \
-                             WHERE flow = $1 AND lane = $2 AND hash = $3 AND reason <> 'blocking')",
-            &[&flow.as_str(), &lane_number(lane), &hash.0.as_slice()],
-        )
+    (flow, lane): (&FlowName, Lane),
+    hashes: &[TransactionHash],
+) -> Result<HashSet<TransactionHash>, LedgerError> {
+    const AMONG: &str = "\
+        SELECT hash FROM trellara.held \
+         WHERE flow = $1 AND lane = $2 AND hash = ANY ($3) AND reason <> 'blocking'";
+    if hashes.is_empty() {
+        return Ok(HashSet::new());
+    }
+    let asked: Vec<&[u8]> = hashes.iter().map(|hash| &hash.0[..]).collect();
+    let rows = client
+        .query(AMONG, &[&flow.as_str(), &lane_number(lane), &asked])
         .await?;
-    Ok(found.get(0))
+    let hash = |row: &Row| row.get::<_, &[u8]>(0).try_into().ok().map(TransactionHash);
+    Ok(rows.iter().filter_map(hash).collect())
+}
+
+/// Whether the lane has moved past a transaction that ends beyond where it stands: nothing does that
+/// but a source that was set back, and a hand in our tables.
+pub(crate) async fn any_beyond(
+    client: &Client,
+    (flow, lane): (&FlowName, Lane),
+    stands: &Checkpoint,
+) -> Result<bool, tokio_postgres::Error> {
+    const BEYOND: &str = "\
+        SELECT EXISTS (SELECT FROM trellara.held \
+                        WHERE flow = $1 AND lane = $2 AND end_lsn > $3 AND reason <> 'blocking')";
+    let stands = pg(stands.end_lsn);
+    let row = client
+        .query_one(BEYOND, &[&flow.as_str(), &lane_number(lane), &stands])
+        .await?;
+    Ok(row.get(0))
+}
+
+/// How many of a flow's transactions are held and neither replayed nor discarded, in all lanes.
+///
+/// # Errors
+/// When the server refuses; 42P01 or 42703 where the target's state is older than quarantine.
+pub async fn count_open(client: &Client, flow: &FlowName) -> Result<u64, tokio_postgres::Error> {
+    const OPEN: &str = "\
+        SELECT count(*) FROM trellara.held WHERE flow = $1 AND state IN ('held', 'replaying')";
+    let row = client.query_one(OPEN, &[&flow.as_str()]).await?;
+    Ok(row.get::<_, i64>(0).cast_unsigned())
 }
 
 /// Which open transactions of a lane wait behind which: pairs of the one that waits and the one that

@@ -478,6 +478,34 @@ async fn c53_f116_nothing_is_replayed_while_the_lane_stands_still() {
     assert_eq!(flow.target.rows().await, "1:1 2:1 7:1");
 }
 
+/// A hand in our tables, or a part of them restored: one that is in is not applied again, and one
+/// that was passed does not go in by the way.
+#[tokio::test]
+async fn what_is_in_is_not_replayed_and_what_is_held_is_not_applied() {
+    let (mut flow, applier) = Flow::applied(18, &[&[1]]).await;
+    let (applied, next) = (flow.target.checkpoint(&flow.name).await.end_lsn.0, 0x10);
+    let id = keep(&flow, of(&[1], applied)).await;
+    let identity = crate::flow::identity_of(applied);
+    assert_eq!(
+        held(&flow, id).await.hash,
+        identity.hash(),
+        "the test's own"
+    );
+    let ends = asked(&flow, &order(Task::Replay, &[id])).await;
+    let [(_, End::Refused { reason, .. })] = &ends[..] else {
+        panic!("{ends:?}");
+    };
+    assert!(reason.contains("STATE"), "{reason}");
+    assert_eq!(held(&flow, id).await.state, HeldState::Held);
+    applier.stop().await;
+    keep(&flow, of(&[2], applied + next)).await;
+    flow.bundle(&[&[2]]).await;
+    let halt = flow.start().halt().await;
+    assert_eq!(halt.code, trellara_envelope::HaltCode::State);
+    assert!(halt.reason.contains("trellara.held"), "{halt}");
+    assert_eq!(flow.target.rows().await, "1:1");
+}
+
 /// A dry run says what the replay would say.
 #[tokio::test]
 async fn a_dry_run_refuses_what_the_lane_stands_in_front_of_no_more() {

@@ -1,8 +1,10 @@
 //! `trellara remove`: takes away what the flow created.
 
 use serde::Serialize;
+use trellara_applier::quarantine::store;
 use trellara_applier::schema;
 use trellara_jetstream::topology;
+use trellara_postgres::fault;
 use trellara_source::{publication, slot};
 
 use crate::config::Config;
@@ -19,10 +21,10 @@ use crate::{broker, link, output, setup, visible};
 #[command(after_help = "\
 Reads:  source, broker and target, to see what is there
 Writes: drops the slot, the publication if setup made it, the stream, the flow's rows in the
-        target's trellara schema, and that schema with the last flow
+        target's trellara schema but for its audit, and that schema with the last flow
 
-Exit codes: 0 nothing is left; 1 a part does not answer and is still there; 64 not confirmed;
-            77 a right is missing
+Exit codes: 0 nothing is left; 1 a part does not answer and is still there; 64 not confirmed,
+            or something is held; 77 a right is missing
 
 Examples:
   trellara remove --dry-run
@@ -31,6 +33,9 @@ pub(crate) struct Args {
     /// Do not ask.
     #[arg(long)]
     yes: bool,
+    /// Although transactions are held that were neither replayed nor discarded: they are lost.
+    #[arg(long)]
+    discard_held: bool,
     /// Only say what would go.
     #[arg(long)]
     dry_run: bool,
@@ -64,8 +69,25 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
         context.output.data(&planned, |removed| text(removed));
         return Ok(Exit::Done);
     }
+    let held = open_held(&config).await?;
+    if held > 0 && !args.discard_held {
+        return Err(Failure::new(
+            Exit::Usage,
+            format!(
+                "flow {} holds {} that the target lacks, and nothing else has any more",
+                config.flow,
+                transactions(held)
+            ),
+            "replay or discard first (trellara quarantine list), or give --discard-held: what is \
+             held is lost then",
+        ));
+    }
+    let lost = match held {
+        0 => String::new(),
+        _ => format!(" So are {} in quarantine.", transactions(held)),
+    };
     let question = format!(
-        "Remove flow {}? What the stream holds and the target lacks is lost.",
+        "Remove flow {}? What the stream holds and the target lacks is lost.{lost}",
         config.flow
     );
     if !args.yes && !output::confirm(&question) {
@@ -88,6 +110,26 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
     let failed = removed.iter().any(|removed| removed.failed);
     context.output.data(&removed, |removed| text(removed));
     Ok(if failed { Exit::Unexpected } else { Exit::Done })
+}
+
+/// How many transactions are held; none where the target does not answer, as its rows stay then.
+async fn open_held(config: &Config) -> Result<u64, Failure> {
+    let Ok(session) = link::target(config).await else {
+        return Ok(0);
+    };
+    let counted = store::count_open(&session.client, &config.flow).await;
+    counted.or_else(|error| match fault(&error).sqlstate.as_str() {
+        // No schema, or an older one, which held nothing.
+        "42P01" | "3F000" | "42703" => Ok(0),
+        _ => Err(error.into()),
+    })
+}
+
+fn transactions(count: u64) -> String {
+    match count {
+        1 => "1 transaction".to_owned(),
+        _ => format!("{count} transactions"),
+    }
 }
 
 async fn remove_source(config: &Config) -> Vec<Removed> {
