@@ -46,6 +46,7 @@ impl Fates {
         self.undo(footprints);
         for (one, id) in self.aside.iter().zip(held) {
             footprints.add(*id, Standing::Open, &one.touches);
+            footprints.waits(*id, &numbered(&one.behind, held));
             let bytes = one.recut.bytes.len() as u64;
             added.add(*id, at_us, bytes, one.touches.keys());
         }
@@ -136,6 +137,7 @@ impl Writer {
             };
             let number = provisional(fates.aside.len());
             footprints.add(number, Standing::Open, &touches);
+            footprints.waits(number, &hits.open);
             totals.add(number, 0, bytes, touches.keys());
             fates.aside.push(SetAside {
                 unit: place,

@@ -164,6 +164,7 @@ impl Attempt<'_> {
         for id in &committed.held {
             let footprints = &mut self.quarantine.footprints;
             footprints.add(*id, Standing::Open, &touches);
+            footprints.waits(*id, behind);
             added.add(*id, committed.applied_at_us, bytes, touches.keys());
         }
         self.quarantine.add(added);

@@ -89,7 +89,7 @@ pub struct Footprints {
 }
 
 /// One held transaction.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Slot {
     id: HeldId,
     /// `None` when it is closed.
@@ -97,6 +97,8 @@ struct Slot {
     /// Entries, as the table holds them.
     entries: u64,
     links: usize,
+    /// What it waits behind, as written down: not what those wait behind themselves.
+    behind: Vec<HeldId>,
 }
 
 /// That a slot has a key, and the next one that has it.
@@ -163,6 +165,41 @@ impl Footprints {
         });
     }
 
+    /// Says what one of them waits behind, as [`Hits::open`] named it.
+    pub fn waits(&mut self, id: HeldId, behind: &[HeldId]) {
+        if let Some(slot) = self.by_id.get(&id) {
+            self.slots[*slot as usize].behind.extend_from_slice(behind);
+        }
+    }
+
+    /// Of open ones, in order, those that none of the others waits behind already: who waits behind
+    /// these waits behind all of them, and what is written down grows with the transactions, not
+    /// with their square.
+    fn nearest(&self, open: &[u32]) -> Vec<u32> {
+        let mut nearest: Vec<u32> = Vec::new();
+        let mut covered = vec![false; if open.len() > 1 { self.slots.len() } else { 0 }];
+        for slot in open.iter().rev() {
+            if covered.get(*slot as usize).is_some_and(|covered| *covered) {
+                continue;
+            }
+            nearest.push(*slot);
+            let mut ahead = vec![*slot];
+            while let Some(slot) = ahead.pop() {
+                for id in &self.slots[slot as usize].behind {
+                    let Some(before) = self.by_id.get(id) else {
+                        continue;
+                    };
+                    if let Some(seen @ false) = covered.get_mut(*before as usize) {
+                        *seen = true;
+                        ahead.push(*before);
+                    }
+                }
+            }
+        }
+        nearest.reverse();
+        nearest
+    }
+
     /// It is applied, or an overtaker of a discarded one is noted: it holds nothing up any more.
     pub fn close(&mut self, id: HeldId) {
         let Some(slot) = self.by_id.remove(&id) else {
@@ -195,6 +232,7 @@ impl Footprints {
                 standing: Some(standing),
                 entries: 0,
                 links: 0,
+                behind: Vec::new(),
             });
         }
         slot
@@ -252,6 +290,7 @@ impl Footprints {
             };
             let new = self.slot(slot.id, standing);
             self.slots[new as usize].entries = slot.entries;
+            self.slots[new as usize].behind.clone_from(&slot.behind);
             moved.insert(number, new);
         }
         let live =

@@ -14,10 +14,17 @@ UPDATE trellara.held \
    SET state = CASE WHEN closed_at IS NULL THEN 'held' ELSE 'discarded' END, \
        claimed_epoch = NULL, claimed_at = NULL \
  WHERE flow = $1 AND lane = $2 AND state = 'replaying' AND claimed_epoch < $3";
-/// Those that it waits behind, and what has become of them.
+/// The open ones that it waits behind. Only the nearest are written down: behind one of those that
+/// was discarded it waits for what that one waited behind.
 const WAITS_BEHIND: &str = "\
-SELECT o.id FROM trellara.held_dependency AS d JOIN trellara.held AS o ON o.id = d.on_id \
- WHERE d.held_id = $1 AND o.state IN ('held', 'replaying') ORDER BY o.id";
+WITH RECURSIVE behind (id) AS ( \
+    SELECT d.on_id FROM trellara.held_dependency AS d WHERE d.held_id = $1 \
+    UNION \
+    SELECT d.on_id FROM behind AS b \
+      JOIN trellara.held AS o ON o.id = b.id AND o.closed_at IS NOT NULL AND o.state <> 'replayed' \
+      JOIN trellara.held_dependency AS d ON d.held_id = o.id) \
+SELECT o.id FROM behind AS b JOIN trellara.held AS o ON o.id = b.id \
+ WHERE o.state IN ('held', 'replaying') ORDER BY o.id";
 const OPEN: &str = "\
 SELECT id FROM trellara.held \
  WHERE flow = $1 AND lane = $2 AND state IN ('held', 'replaying') ORDER BY id";

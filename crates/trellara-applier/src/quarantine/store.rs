@@ -127,8 +127,8 @@ pub async fn count_open(client: &Client, flow: &FlowName) -> Result<u64, tokio_p
     Ok(row.get::<_, i64>(0).cast_unsigned())
 }
 
-/// Which open transactions of a lane wait behind which: pairs of the one that waits and the one that
-/// it waits for.
+/// Which open transactions of a lane wait behind which: pairs of the one that waits and one of the
+/// nearest that it waits for; those may wait for others themselves.
 ///
 /// # Errors
 /// When the server refuses.
@@ -138,10 +138,16 @@ pub async fn waiting(
     lane: Lane,
 ) -> Result<Vec<(HeldId, HeldId)>, tokio_postgres::Error> {
     const WAITING: &str = "\
-        SELECT d.held_id, d.on_id FROM trellara.held_dependency AS d \
-          JOIN trellara.held AS h ON h.id = d.held_id JOIN trellara.held AS o ON o.id = d.on_id \
-         WHERE h.flow = $1 AND h.lane = $2 AND h.state IN ('held', 'replaying') \
-           AND o.state IN ('held', 'replaying') ORDER BY 1, 2";
+        WITH RECURSIVE behind (id, on_id) AS ( \
+            SELECT d.held_id, d.on_id FROM trellara.held_dependency AS d \
+              JOIN trellara.held AS h ON h.id = d.held_id \
+             WHERE h.flow = $1 AND h.lane = $2 AND h.state IN ('held', 'replaying') \
+            UNION \
+            SELECT b.id, d.on_id FROM behind AS b \
+              JOIN trellara.held AS o ON o.id = b.on_id AND o.closed_at IS NOT NULL AND o.state <> 'replayed' \
+              JOIN trellara.held_dependency AS d ON d.held_id = o.id) \
+        SELECT b.id, b.on_id FROM behind AS b JOIN trellara.held AS o ON o.id = b.on_id \
+         WHERE o.state IN ('held', 'replaying') ORDER BY 1, 2";
     let rows = client
         .query(WAITING, &[&flow.as_str(), &lane_number(lane)])
         .await?;

@@ -11,7 +11,7 @@ use crate::target::{TableName, TargetTable};
 /// The held transactions that one touches, each kind in commit order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Hits {
-    /// It waits behind these.
+    /// It waits behind these, and with them behind whatever they wait behind.
     pub open: Vec<HeldId>,
     /// It overtakes these.
     pub discarded: Vec<HeldId>,
@@ -42,14 +42,20 @@ impl<'f> Comparing<'f> {
 
     pub(super) fn finish(self) -> Hits {
         let mut hits = Hits::default();
-        for slot in self.hit {
-            let slot = &self.footprints.slots[slot as usize];
+        let mut open = Vec::new();
+        for at in self.hit {
+            let slot = &self.footprints.slots[at as usize];
             match slot.standing {
-                Some(Standing::Open) => hits.open.push(slot.id),
+                Some(Standing::Open) => open.push(at),
                 Some(Standing::Discarded) => hits.discarded.push(slot.id),
                 None => {}
             }
         }
+        let nearest = self.footprints.nearest(&open);
+        let ids = nearest.iter();
+        hits.open = ids
+            .map(|slot| self.footprints.slots[*slot as usize].id)
+            .collect();
         hits.open.sort_unstable();
         hits.discarded.sort_unstable();
         hits

@@ -40,6 +40,7 @@ pub async fn load(client: &Client, flow: &FlowName, lane: Lane) -> Result<Footpr
     if footprints.is_empty() {
         return Ok(footprints);
     }
+    waiting(client, flow, lane, &mut footprints).await?;
     let roots = roots(client, flow, lane).await?;
     // Whole tables first: beside them no key needs to be remembered.
     let keys = format!(
@@ -79,6 +80,24 @@ pub async fn load(client: &Client, flow: &FlowName, lane: Lane) -> Result<Footpr
         }
     }
     Ok(footprints)
+}
+
+async fn waiting(
+    client: &Client,
+    flow: &FlowName,
+    lane: i32,
+    footprints: &mut Footprints,
+) -> Result<(), LedgerError> {
+    let sql = format!(
+        "SELECT h.id, d.on_id FROM trellara.held AS h \
+           JOIN trellara.held_dependency AS d ON d.held_id = h.id WHERE {THOSE}"
+    );
+    let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 2] = [&flow.as_str(), &lane];
+    let mut rows = pin!(client.query_raw(&sql, parameters).await?);
+    while let Some(row) = rows.try_next().await? {
+        footprints.waits(HeldId(row.get(0)), &[HeldId(row.get(1))]);
+    }
+    Ok(())
 }
 
 /// The tables of the footprints that are there now, and the roots of their partition trees.

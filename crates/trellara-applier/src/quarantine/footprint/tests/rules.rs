@@ -391,3 +391,41 @@ fn closing_gives_memory_back_and_forgets_nobody_else() {
         assert_eq!(hits.discarded == [HeldId(3)], known, "{key}");
     }
 }
+
+/// What is written down is the nearest; but one that does not wait behind another stands for itself.
+#[test]
+fn c45_who_waits_behind_the_nearest_waits_behind_those_before() {
+    let t = plain();
+    let mut footprints = Footprints::new();
+    for id in 1..=4 {
+        let update = [step(&t, "U N:1,b")];
+        let behind = hits(&footprints, &update).open;
+        let before: Vec<HeldId> = (id > 1).then_some(HeldId(id - 1)).into_iter().collect();
+        assert_eq!(behind, before);
+        footprints.add(HeldId(id), Standing::Open, &touches(&update));
+        footprints.waits(HeldId(id), &behind);
+    }
+    footprints.discard(HeldId(4));
+    footprints.discard(HeldId(2));
+    let later = hits(&footprints, &[step(&t, "U N:1,c")]);
+    assert_eq!(
+        later.open,
+        [HeldId(3)],
+        "behind the first through a discarded one"
+    );
+    assert_eq!(later.discarded, [HeldId(2), HeldId(4)]);
+    // One between them is forgotten: nobody stands for the first any more.
+    footprints.close(HeldId(2));
+    let later = hits(&footprints, &[step(&t, "U N:1,c")]);
+    assert_eq!(later.open, [HeldId(1), HeldId(3)]);
+
+    // Who points to the same row waits behind nobody who does.
+    let mut footprints = Footprints::new();
+    for id in 1..=2 {
+        let child = [step(&children(), &format!("I N:{id},5,a"))];
+        assert!(hits(&footprints, &child).open.is_empty());
+        footprints.add(HeldId(id), Standing::Open, &touches(&child));
+    }
+    let gone = hits(&footprints, &[step(&parents(), "D K:5,~")]);
+    assert_eq!(gone.open, [HeldId(1), HeldId(2)]);
+}
