@@ -1034,3 +1034,52 @@ async fn c45_on_a_row_that_all_touch_each_waits_behind_its_neighbour() {
     }
     applier.stop().await;
 }
+
+/// Keys of discarded ones are remembered up to a number; beyond it the table is.
+#[tokio::test]
+async fn c46_a_discarded_one_of_very_many_keys_is_overtaken_by_any_change_of_its_tables() {
+    let mut flow = Flow::new(18).await;
+    flow.run(
+        "CREATE TABLE public.k (id integer PRIMARY KEY, v text, CONSTRAINT low CHECK (v <> 'bad'))",
+    )
+    .await;
+    flow.marker().await;
+    flow.bundle_in(&[&[Change::Insert(1, "bad")]]).await;
+    let applier = flow.start_with(flow.holding());
+    flow.caught_up().await;
+    let id = flow.held().await[0].id;
+    ended(ask(&flow, &order(Task::Discard, &[id])).await);
+    flow.bundle_in(&[&[Change::Insert(2, "a")]]).await;
+    flow.caught_up().await;
+    assert!(flow.held().await[0].overtaken.is_none(), "another row");
+    applier.stop().await;
+    flow.run("UPDATE trellara.held SET keys = 100001").await;
+    flow.bundle_in(&[&[Change::Elsewhere(1)]]).await;
+    let applier = flow.start_with(flow.holding());
+    flow.caught_up().await;
+    assert!(flow.held().await[0].overtaken.is_none(), "another table");
+    flow.bundle_in(&[&[Change::Insert(3, "a")]]).await;
+    flow.caught_up().await;
+    assert!(flow.held().await[0].overtaken.is_some());
+    applier.stop().await;
+}
+
+/// The first lets go of a value that the second takes, and a batch that is reordered would refuse
+/// it: one by one, in order, both go in, and nobody is found guilty.
+#[tokio::test]
+async fn c36_a_verdict_falls_on_a_transaction_alone_and_in_order() {
+    let mut flow = Flow::new(18).await;
+    flow.run(
+        "CREATE TABLE public.k (id integer PRIMARY KEY, v text UNIQUE); \
+         INSERT INTO public.k VALUES (1, 'a')",
+    )
+    .await;
+    flow.marker().await;
+    flow.bundle_in(&[&[Change::Update(1, "b")], &[Change::Insert(2, "a")]])
+        .await;
+    let applier = flow.start_with(flow.holding());
+    flow.caught_up().await;
+    assert_eq!(flow.keyed().await, "1=b 2=a");
+    assert!(flow.held().await.is_empty());
+    applier.stop().await;
+}

@@ -18,6 +18,10 @@ use crate::target::TableName;
 const THOSE: &str = "h.flow = $1 AND h.lane = $2 AND h.reason <> 'blocking' \
     AND (h.state IN ('held', 'replaying') OR h.state = 'discarded' AND h.overtaken_by IS NULL)";
 
+/// Entries of discarded transactions that are kept one by one, of the newest; about 4 MB. They hold
+/// nothing up, and nothing else ends them than a later transaction that touches the same.
+const DISCARDED_KEYS: i64 = 100_000;
+
 /// Reads the footprints of a lane's held transactions. Rows are taken as they come: what is in
 /// memory is what [`Footprints`] takes.
 ///
@@ -27,9 +31,19 @@ pub async fn load(client: &Client, flow: &FlowName, lane: Lane) -> Result<Footpr
     let lane = lane_number(lane);
     let mut footprints = Footprints::new();
     let held = format!(
-        "SELECT h.id, h.state = 'discarded' FROM trellara.held AS h WHERE {THOSE} ORDER BY 1"
+        "SELECT h.id, h.state = 'discarded', \
+                h.state = 'discarded' AND $3::bigint < sum(h.keys) \
+                   FILTER (WHERE h.state = 'discarded') OVER (ORDER BY h.id DESC) \
+           FROM trellara.held AS h WHERE {THOSE} ORDER BY 1"
     );
-    for row in client.query(&held, &[&flow.as_str(), &lane]).await? {
+    let mut widened: Vec<i64> = Vec::new();
+    for row in client
+        .query(&held, &[&flow.as_str(), &lane, &DISCARDED_KEYS])
+        .await?
+    {
+        if row.get(2) {
+            widened.push(row.get(0));
+        }
         let standing = if row.get(1) {
             Standing::Discarded
         } else {
@@ -42,17 +56,26 @@ pub async fn load(client: &Client, flow: &FlowName, lane: Lane) -> Result<Footpr
     }
     waiting(client, flow, lane, &mut footprints).await?;
     let roots = roots(client, flow, lane).await?;
+    let tables = "SELECT DISTINCT held_id, schema, \"table\" FROM trellara.held_key \
+                  WHERE held_id = ANY ($1)";
+    for row in client.query(tables, &[&widened]).await? {
+        let table = TableName::new(row.get::<_, String>(1), row.get::<_, String>(2));
+        let slot = footprints.slot(HeldId(row.get(0)), Standing::Discarded);
+        let root = roots.get(&table).unwrap_or(&table);
+        footprints.add_whole(slot, root, Touch::Table);
+    }
     // Whole tables first: beside them no key needs to be remembered.
     let keys = format!(
         "SELECT k.held_id, k.schema, k.\"table\", k.touch, \
                 ARRAY(SELECT j FROM jsonb_object_keys(k.key) AS j ORDER BY j COLLATE \"C\"), \
                 ARRAY(SELECT e.value FROM jsonb_each_text(k.key) AS e ORDER BY e.key COLLATE \"C\") \
            FROM trellara.held AS h JOIN trellara.held_key AS k ON k.held_id = h.id \
-          WHERE {THOSE} AND (k.key IS NULL) = $3"
+          WHERE {THOSE} AND (k.key IS NULL) = $3 \
+            AND (k.key IS NULL OR h.id <> ALL ($4))"
     );
     for whole in [true, false] {
-        let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 3] =
-            [&flow.as_str(), &lane, &whole];
+        let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 4] =
+            [&flow.as_str(), &lane, &whole, &widened];
         let mut rows = pin!(client.query_raw(&keys, parameters).await?);
         let mut known: Option<(Vec<String>, Columns)> = None;
         while let Some(row) = rows.try_next().await? {
