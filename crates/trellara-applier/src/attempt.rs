@@ -291,6 +291,8 @@ impl<'a> Attempt<'a> {
 
     async fn tick(&mut self) -> Result<(), Trouble> {
         self.show_broker();
+        // Its notification is lost when too many wait unread behind a long commit.
+        self.look_at_pause().await?;
         self.check_age()?;
         if self.written.elapsed() >= self.options.idle_checkpoint {
             self.write_down().await?;

@@ -4,6 +4,7 @@
 //! Nothing is taken away here. A transaction leaves quarantine by being closed, in the target
 //! transaction that applied it or that an operator's word discarded it in (C42).
 
+use std::borrow::Cow;
 use std::fmt;
 
 use trellara_envelope::{
@@ -28,6 +29,7 @@ pub(crate) mod replay;
 pub mod request;
 pub mod skipped;
 pub mod store;
+pub mod text;
 pub mod view;
 
 /// Number of a held transaction on its target; of one lane they grow in commit order.
@@ -140,6 +142,36 @@ impl Cause {
     /// Whether it was never tried.
     pub fn is_empty(&self) -> bool {
         self.message.is_empty() && self.sqlstate.is_empty()
+    }
+
+    /// The same as the target can store it.
+    ///
+    /// # Errors
+    /// When the server refuses.
+    pub(crate) async fn storable(
+        &self,
+        client: &tokio_postgres::Client,
+    ) -> Result<Self, tokio_postgres::Error> {
+        let texts = [
+            &*self.message,
+            &*self.detail,
+            &*self.hint,
+            &*self.schema,
+            &*self.table,
+            &*self.object,
+        ];
+        let texts = text::storable(client, texts).await?;
+        let [message, detail, hint, schema, table, object] = texts.map(Cow::into_owned);
+        Ok(Self {
+            sqlstate: self.sqlstate.clone(),
+            message,
+            detail,
+            hint,
+            schema,
+            table,
+            object,
+            change: self.change,
+        })
     }
 }
 

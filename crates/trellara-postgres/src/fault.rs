@@ -20,7 +20,7 @@ pub struct Fault {
     /// ERROR, FATAL, WARNING …, untranslated.
     pub severity: String,
     /// The primary message, or what was said about a lost connection, without values: in class 22,
-    /// which quotes the offending value, what stands in quotes is replaced by `"…"`; what functions
+    /// which quotes the offending value, what stands in quotes is replaced by `"..."`; what functions
     /// and triggers raise, and what classes 22 and 23 say in other languages, is not kept at all. The server's own log has both.
     pub message: String,
     /// The schema the server names, if any.
@@ -184,7 +184,7 @@ fn without_values(sqlstate: &str, raised: bool, message: &str) -> String {
     let plain = |text: &str| text.is_ascii() && !text.contains(['\'', '`']);
     match (class, around) {
         _ if !plain(before) || !plain(after) => HIDDEN.to_owned(),
-        ("22", Some(_)) => format!("{before}\"…\"{after}"),
+        ("22", Some(_)) => format!("{before}\"...\"{after}"),
         _ => message.to_owned(),
     }
 }
@@ -218,7 +218,7 @@ mod tests {
                 false,
                 r#"invalid input syntax for type integer: "se"cret""#
             ),
-            r#"invalid input syntax for type integer: "…" (SQLSTATE 22P02)"#
+            r#"invalid input syntax for type integer: "..." (SQLSTATE 22P02)"#
         );
         let name = r#"null value in column "größe" violates not-null constraint"#;
         assert!(message("23502", false, name).contains(name));

@@ -190,7 +190,7 @@ fn hint(kind: ApplyErrorKind, sqlstate: &str) -> &'static str {
         (ApplyErrorKind::Rights, _) => {
             "grant the apply role SELECT, INSERT, UPDATE, DELETE and TRUNCATE on the table, and \
              BYPASSRLS where row-level security is on; UPDATE on the table's sequences for \
-             TRUNCATE … RESTART IDENTITY"
+             TRUNCATE ... RESTART IDENTITY"
         }
         (ApplyErrorKind::Data, "23505") => {
             "a row with this key is on the target already: look for other writers"
@@ -228,7 +228,7 @@ fn without_values(fault: &Fault) -> String {
     }
     match (message.find('"'), message.rfind('"')) {
         (Some(first), Some(last)) if first < last => {
-            format!("{}\"…\"{}", &message[..first], &message[last + 1..])
+            format!("{}\"...\"{}", &message[..first], &message[last + 1..])
         }
         _ => message.to_owned(),
     }
@@ -259,7 +259,7 @@ mod tests {
         );
         assert_eq!(
             without_values(&refused),
-            "invalid input syntax for type integer: \"…\""
+            "invalid input syntax for type integer: \"...\""
         );
         let raised = fault("P0001", "secret");
         assert!(!without_values(&raised).contains("secret"));

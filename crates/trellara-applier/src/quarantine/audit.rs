@@ -4,7 +4,7 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Error};
 use trellara_envelope::{FlowName, Lane, Lsn};
 
-use super::HeldId;
+use super::{HeldId, text};
 use crate::ledger::{lane as lane_number, pg};
 
 const INSERT: &str = "\
@@ -114,16 +114,19 @@ pub async fn write(
     deed: Deed<'_>,
 ) -> Result<(), Error> {
     let digest = deed.digest.as_ref().map(|digest| &digest[..]);
+    let Operator { name, host, .. } = deed.operator;
+    let texts = [&**name, &**host, deed.arguments, deed.reason];
+    let [name, host, arguments, reason] = text::storable(client, texts).await?;
     let parameters: [&(dyn ToSql + Sync); 11] = [
         &flow.as_str(),
         &lane_number(lane),
         &deed.action.as_str(),
         &deed.held.map(|id| id.0),
-        &deed.operator.name,
-        &deed.operator.host,
+        &name,
+        &host,
         &deed.operator.version,
-        &deed.arguments,
-        &deed.reason,
+        &arguments,
+        &reason,
         &pg(deed.lsn),
         &digest,
     ];

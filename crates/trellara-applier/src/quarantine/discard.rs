@@ -6,7 +6,7 @@ use super::audit::{self, Action};
 use super::frames::{self, Head};
 use super::replay::{Desk, not_next, taken_over};
 use super::request::End;
-use super::{Held, HeldReason, HeldStorage};
+use super::{Held, HeldReason, HeldStorage, text};
 use crate::apply::{Committed, Failure};
 use crate::ledger::lane as lane_number;
 use crate::trouble::Trouble;
@@ -55,6 +55,7 @@ impl Desk<'_> {
         if held.storage == HeldStorage::Stream {
             self.copy(held).await?;
         }
+        let [reason] = text::storable(self.client, [&self.order.reason]).await?;
         let closed = self
             .client
             .execute(
@@ -64,7 +65,7 @@ impl Desk<'_> {
                     &self.flow.as_str(),
                     &lane_number(self.lane),
                     &self.writer.held.epoch.0,
-                    &self.order.reason,
+                    &reason,
                 ],
             )
             .await?;

@@ -248,7 +248,7 @@ impl Keeper<'_> {
         aside: &Aside,
         holding: Holding<'_>,
     ) -> Result<Option<HeldId>, tokio_postgres::Error> {
-        let Holding { cause, .. } = holding;
+        let cause = &holding.cause.storable(self.client).await?;
         let identity = aside.identity;
         let transport = &aside.after.transport;
         let parameters: [&(dyn ToSql + Sync); 38] = [
@@ -301,7 +301,7 @@ impl Keeper<'_> {
         aside: &Aside,
         holding: Holding<'_>,
     ) -> Result<Option<HeldId>, tokio_postgres::Error> {
-        let Holding { cause, .. } = holding;
+        let cause = &holding.cause.storable(self.client).await?;
         let transport = &aside.after.transport;
         let parameters: [&(dyn ToSql + Sync); 27] = [
             &self.flow.as_str(),

@@ -20,7 +20,7 @@ use super::hold;
 use super::order;
 use super::request::{End, Item, Order, Task};
 use super::skipped::Recorder;
-use super::{Cause, Held, HeldId, HeldReason, HeldState, store};
+use super::{Cause, Held, HeldId, HeldReason, HeldState, store, text};
 use crate::apply::{Committed, Failure, Source, Writer};
 use crate::checkpoint::Checkpoint;
 use crate::disposition::{self, Disposition};
@@ -345,6 +345,7 @@ impl Desk<'_> {
             "" => "replayed",
             reason => reason,
         };
+        let [why] = text::storable(self.client, [why]).await?;
         let epoch = self.writer.held.epoch.0;
         let closed = self
             .client
@@ -433,6 +434,7 @@ impl Desk<'_> {
 
     async fn write_failure(&self, held: &Held, cause: &Cause) -> Result<(), Failure> {
         let digest = audit::digest(self.client, held.id).await?;
+        let cause = cause.storable(self.client).await?;
         let back = self
             .client
             .execute(

@@ -10,7 +10,7 @@ use tokio_postgres::{Client, Error};
 use trellara_envelope::{FlowName, Lane};
 
 use super::audit::Operator;
-use super::{Cause, HeldId};
+use super::{Cause, HeldId, text};
 use crate::ledger::lane as lane_number;
 use crate::rewind::answer_channel;
 use crate::session::channel;
@@ -278,6 +278,8 @@ pub async fn ask(
         .ids
         .as_ref()
         .map(|ids| ids.iter().map(|id| id.0).collect());
+    let Operator { name, host, .. } = &order.operator;
+    let [reason, name, host] = text::storable(client, [&order.reason, name, host]).await?;
     let parameters: [&(dyn ToSql + Sync); 11] = [
         &token,
         &flow.as_str(),
@@ -285,9 +287,9 @@ pub async fn ask(
         &order.task.as_str(),
         &ids,
         &order.force,
-        &order.reason,
-        &order.operator.name,
-        &order.operator.host,
+        &reason,
+        &name,
+        &host,
         &order.operator.version,
         &LEASE_SECONDS,
     ];
@@ -373,6 +375,7 @@ pub(crate) async fn answer(
     answer: &Answer,
 ) -> Result<(), Error> {
     let text = answer.to_json().to_string();
+    let [text] = text::storable(client, [&text]).await?;
     client.execute(ANSWER, &[&token, &text]).await?;
     let payload = format!("{ANSWERED}{token}");
     client

@@ -41,7 +41,7 @@ pub(crate) fn type_name(column: &Column, relations: &RelationMap) -> String {
         return quote::qualified(&name.namespace, &name.name);
     }
     let Some(known) = Type::from_oid(column.type_oid.0) else {
-        return "…".to_owned();
+        return "...".to_owned();
     };
     let modifier = modifier(known.name().trim_start_matches('_'), column.type_modifier);
     match known.name().strip_prefix('_') {

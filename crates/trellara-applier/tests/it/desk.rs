@@ -158,7 +158,7 @@ pub(crate) async fn ask(flow: &Flow, order: &Order) -> Answer {
         .expect("an answer")
 }
 
-async fn asked(flow: &Flow, order: &Order) -> Vec<(HeldId, End)> {
+pub(crate) async fn asked(flow: &Flow, order: &Order) -> Vec<(HeldId, End)> {
     let Answer::Done(items) = ask(flow, order).await else {
         panic!("not now");
     };

@@ -69,19 +69,28 @@ pub(crate) struct Target {
 
 impl Target {
     pub(crate) async fn new(version: u32) -> Self {
-        let target = Self::bare(version).await;
+        Self::with(version, "").await
+    }
+
+    /// The same with options of CREATE DATABASE.
+    async fn with(version: u32, options: &str) -> Self {
+        let target = Self::bare_with(version, options).await;
         let mut client = connect(&target.url).await;
         schema::install(&mut client).await.unwrap();
         target
     }
 
     pub(crate) async fn bare(version: u32) -> Self {
+        Self::bare_with(version, "").await
+    }
+
+    async fn bare_with(version: u32, options: &str) -> Self {
         let url = postgres_url(version);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("a{:x}_{number:x}", std::process::id());
         let admin = connect(&url).await;
         admin
-            .batch_execute(&format!("CREATE DATABASE {name}"))
+            .batch_execute(&format!("CREATE DATABASE {name} {options}"))
             .await
             .unwrap();
         let url = format!("{}/{name}", url.rsplit_once('/').unwrap().0);
@@ -269,7 +278,16 @@ impl Flow {
 
     /// A flow on a broker that the test may stop.
     pub(crate) async fn with_broker(version: u32, url: String) -> Self {
-        let target = Target::new(version).await;
+        Self::on(Target::new(version).await, url).await
+    }
+
+    /// A flow into a database whose encoding has fewer characters than UTF-8.
+    pub(crate) async fn into_latin1(version: u32) -> Self {
+        let latin = "TEMPLATE template0 ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C'";
+        Self::on(Target::with(version, latin).await, nats_url()).await
+    }
+
+    async fn on(target: Target, url: String) -> Self {
         let name: FlowName = target.name.parse().unwrap();
         let options = NatsOptions {
             url,

@@ -99,6 +99,25 @@ async fn f116_a_paused_lane_applies_nothing_and_goes_on_where_it_stood() {
     }
 }
 
+/// A notification may be lost on its way: the row alone is what counts.
+#[tokio::test]
+async fn f116_a_pause_holds_without_its_notification() {
+    let (mut flow, applier) = Flow::applied(18, &[&[1]]).await;
+    flow.run(
+        "INSERT INTO trellara.pause (flow, lane, reason, operator, host) \
+         VALUES (current_database(), 0, 'an upgrade', 'anna', 'desk')",
+    )
+    .await;
+    let at = stands(&flow).await;
+    shows_paused(&applier).await;
+    flow.bundle(&[&[2]]).await;
+    unmoved(&mut flow, at, "1:1").await;
+    flow.run("DELETE FROM trellara.pause").await;
+    flow.caught_up().await;
+    assert_eq!(flow.target.rows().await, "1:1 2:1");
+    applier.stop().await;
+}
+
 #[tokio::test]
 async fn f116_a_pause_outlives_the_applier() {
     let (mut flow, applier) = Flow::applied(18, &[&[1]]).await;

@@ -10,7 +10,7 @@ use trellara_applier::quarantine::{Held, HeldReason, HeldState, HeldStorage, Qua
 use trellara_applier::{ApplierOptions, ApplierState, HaltPolicy};
 use trellara_envelope::{Halt, HaltCode, Lane, Lsn, StreamSequence, records};
 
-use crate::desk::{all, ask, order};
+use crate::desk::{all, ask, asked, order};
 use crate::flow::{Flow, PATIENCE, Running, identity_of};
 
 /// A change of `public.k (id integer PRIMARY KEY, v text)`, or an insert into the keyless table.
@@ -1082,4 +1082,52 @@ async fn c36_a_verdict_falls_on_a_transaction_alone_and_in_order() {
     assert_eq!(flow.keyed().await, "1=b 2=a");
     assert!(flow.held().await.is_empty());
     applier.stop().await;
+}
+
+/// What says why a transaction is held, and who did what with it, is stored whatever the target's
+/// encoding: a refused value, a reason and a name that it lacks characters of.
+async fn kept_in_latin1(options: fn(&Flow) -> ApplierOptions) {
+    let mut flow = Flow::into_latin1(18).await;
+    flow.run("CREATE TABLE public.k (id integer PRIMARY KEY, v integer)")
+        .await;
+    flow.marker().await;
+    flow.bundle_in(&[&[Change::Insert(1, "1")], &[Change::Insert(2, "zwei")]])
+        .await;
+    let applier = flow.start_with(options(&flow));
+    let held = |status: &trellara_applier::ApplierSnapshot| {
+        status.quarantine.is_some_and(|held| held.open == 1)
+    };
+    applier.shows(held).await;
+    let before = flow.held().await.remove(0);
+    assert_eq!(before.cause.sqlstate, "22P02", "{:?}", before.cause.message);
+    assert!(before.cause.message.contains("\"...\""), "{before:?}");
+
+    let mut order = order(Task::Replay, &[before.id]);
+    "größer als 漢…".clone_into(&mut order.reason);
+    "Łukasz".clone_into(&mut order.operator.name);
+    let failed = asked(&flow, &order).await;
+    assert!(
+        matches!(failed[..], [(_, End::Failed { .. })]),
+        "{failed:?}"
+    );
+    flow.run("ALTER TABLE public.k ALTER COLUMN v TYPE text")
+        .await;
+    let done = asked(&flow, &order).await;
+    assert!(matches!(done[..], [(_, End::Replayed { .. })]), "{done:?}");
+    assert_eq!(flow.keyed().await, "1=1 2=zwei");
+    let said = "SELECT string_agg(DISTINCT operator || ': ' || reason, ' ') FROM trellara.audit \
+                 WHERE action LIKE 'replay%'";
+    let row = flow.target.client.query_one(said, &[]).await.unwrap();
+    assert_eq!(row.get::<_, &str>(0), "?ukasz: größer als ??");
+    applier.stop().await;
+}
+
+#[tokio::test]
+async fn what_a_latin1_target_refuses_is_held_in_its_encoding() {
+    kept_in_latin1(Flow::holding).await;
+}
+
+#[tokio::test]
+async fn what_a_latin1_target_refuses_blocks_in_its_encoding() {
+    kept_in_latin1(Flow::staying).await;
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde::Serialize;
 use tokio::time::Instant;
 use trellara_applier::pause::{self, LOOK, Pause, answer_channel};
+use trellara_applier::quarantine::text::storable;
 use trellara_applier::{channel, lane};
 use trellara_envelope::{FlowName, Lane};
 use trellara_postgres::{Session, quote};
@@ -163,6 +164,8 @@ async fn tell(
     let lane = lane.0.cast_signed();
     let version = env!("CARGO_PKG_VERSION");
     let flow = config.flow.as_str();
+    let texts = [reason, &who.name, &who.host];
+    let [reason, name, host] = storable(&target.client, texts).await?;
     let new = target
         .client
         .execute(
@@ -171,8 +174,8 @@ async fn tell(
                 &flow,
                 &lane,
                 &reason,
-                &who.name,
-                &who.host,
+                &name,
+                &host,
                 &version,
                 &channel(&config.flow),
                 &LOOK,

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 use trellara_applier::pause::LOOK;
+use trellara_applier::quarantine::text::storable;
 use trellara_applier::{channel, lane};
 use trellara_envelope::Lane;
 use trellara_postgres::Session;
@@ -87,6 +88,7 @@ async fn resume(config: &Config, target: &Session, lane: Lane) -> Result<Resumed
               FROM resumed AS r \
         ) SELECT pg_notify($6, $7), r.operator, r.reason, r.seconds FROM resumed AS r";
     let who = Operator::here();
+    let [name, host] = storable(&target.client, [&who.name, &who.host]).await?;
     let (flow, number) = (config.flow.as_str(), lane.0.cast_signed());
     let version = env!("CARGO_PKG_VERSION");
     let row = target
@@ -96,8 +98,8 @@ async fn resume(config: &Config, target: &Session, lane: Lane) -> Result<Resumed
             &[
                 &flow,
                 &number,
-                &who.name,
-                &who.host,
+                &name,
+                &host,
                 &version,
                 &channel(&config.flow),
                 &LOOK,
