@@ -32,7 +32,7 @@ mod aside;
 mod fates;
 
 pub(crate) use self::aside::{HoldingLarge, LargeAside, SetAside};
-pub(crate) use self::fates::Fates;
+pub(crate) use self::fates::{Fates, numbered};
 
 /// Writes target transactions on one session.
 pub(crate) struct Writer {

@@ -49,6 +49,7 @@ impl HeldFacts {
             bytes: held.bytes,
             keys: held.keys,
             oldest: held.oldest,
+            oldest_passed: None,
             passed: held.passed,
             discarded: held.discarded,
             now_us: now.map_or(0, |now| i64::try_from(now.as_micros()).unwrap_or(i64::MAX)),

@@ -96,10 +96,10 @@ impl Writer {
             let id = keeper
                 .hold(&Aside::of_unit(unit, &one.recut), holding)
                 .await?;
-            if existing.is_none() {
+            if existing.is_none_or(|open| open.storage == HeldStorage::Stream) {
                 kept.push((id, &one.recut));
-                keys::write(client, id, &one.touches).await?;
             }
+            write_keys(client, id, &one.touches, existing.copied()).await?;
             ids.push(id);
         }
         if !kept.is_empty() {
@@ -142,7 +142,7 @@ impl Writer {
         client: &Client,
         stands: &Checkpoint,
         unit: &Unit,
-        (cause, touches): (&Cause, &Touches),
+        (cause, touches, behind): (&Cause, &Touches, &[HeldId]),
         existing: Option<Blocking>,
     ) -> Result<HeldId, Trouble> {
         let recut = Recut::of(unit)?;
@@ -154,16 +154,18 @@ impl Writer {
                 stands,
                 &aside,
                 HeldStorage::Target,
-                (cause, touches),
+                (cause, touches, behind),
                 existing,
             )
             .await;
-        let written = match (written, existing) {
-            (Ok(id), None) => frames::keep_small(client, &[(id, &recut)])
+        // It may have come in chunks before, which stayed in the stream.
+        let kept = existing.is_some_and(|open| open.storage == HeldStorage::Target);
+        let written = match written {
+            Ok(id) if !kept => frames::keep_small(client, &[(id, &recut)])
                 .await
                 .map(|()| id)
                 .map_err(Trouble::from),
-            (written, _) => written,
+            written => written,
         };
         self.done(client, written).await
     }
@@ -175,7 +177,7 @@ impl Writer {
         client: &Client,
         stands: &Checkpoint,
         aside: LargeAside<'_>,
-        (cause, touches): (&Cause, &Touches),
+        (cause, touches, behind): (&Cause, &Touches, &[HeldId]),
         existing: Option<Blocking>,
     ) -> Result<HeldId, Trouble> {
         let LargeAside {
@@ -187,7 +189,14 @@ impl Writer {
         let storage = existing.map_or(HeldStorage::Stream, |open| open.storage);
         client.batch_execute(&self.held.begin()).await?;
         let written = self
-            .write_blocking(client, stands, &aside, storage, (cause, touches), existing)
+            .write_blocking(
+                client,
+                stands,
+                &aside,
+                storage,
+                (cause, touches, behind),
+                existing,
+            )
             .await;
         self.done(client, written).await
     }
@@ -198,23 +207,22 @@ impl Writer {
         stands: &Checkpoint,
         aside: &Aside,
         storage: HeldStorage,
-        (cause, touches): (&Cause, &Touches),
+        (cause, touches, behind): (&Cause, &Touches, &[HeldId]),
         existing: Option<Blocking>,
     ) -> Result<HeldId, Trouble> {
         let holding = Holding {
             reason: HeldReason::Blocking,
             storage,
             cause,
-            attempts: u64::from(!cause.is_empty()),
+            // One that has to wait was never tried.
+            attempts: u64::from(behind.is_empty() && !cause.is_empty()),
             keys: touches.keys(),
-            behind: &[],
+            behind,
             existing: existing.map(|open| open.id),
         };
         let id = self.keeper(client, stands).hold(aside, holding).await?;
-        if existing.is_none() {
-            // Discarded, it may be overtaken, and what it did not do has to be explained.
-            keys::write(client, id, touches).await?;
-        }
+        // Discarded, it may be overtaken, and what it did not do has to be explained.
+        write_keys(client, id, touches, existing).await?;
         Ok(id)
     }
 
@@ -244,13 +252,12 @@ impl Writer {
         };
         client.batch_execute(&self.held.begin()).await?;
         let row = Aside::of_large(large, digest, after);
-        let copies = existing.is_none_or(|open| open.storage == HeldStorage::Stream);
         let written = self
             .write_large_aside(
                 client,
                 from,
                 (&row, holding, hold.touches),
-                (large, copies),
+                (large, existing),
                 source,
             )
             .await;
@@ -263,16 +270,12 @@ impl Writer {
         client: &Client,
         from: &Checkpoint,
         (row, holding, touches): (&Aside, Holding<'_>, &Touches),
-        (large, copies): (Large<'_>, bool),
+        (large, existing): (Large<'_>, Option<Blocking>),
         source: &Source<'_>,
     ) -> Result<(Recorded, HeldId), Failure> {
         let id = self.keeper(client, from).hold(row, holding).await?;
-        if holding.existing.is_none() {
-            keys::write(client, id, touches)
-                .await
-                .map_err(Trouble::from)?;
-        }
-        if copies {
+        write_keys(client, id, touches, existing).await?;
+        if existing.is_none_or(|open| open.storage == HeldStorage::Stream) {
             frames::keep_large(client, id, (large, row.digest), source).await?;
         }
         let recorded = self
@@ -286,4 +289,22 @@ impl Writer {
         let ended = self.end(client, written.map_err(Failure::Trouble)).await;
         ended.map_err(|failure| super::blame(failure, &"while it was set aside"))
     }
+}
+
+/// Writes what a held transaction touches. Of one that is there already less may have been known:
+/// more keys may be kept now, or the table has more that ties its rows to others.
+async fn write_keys(
+    client: &Client,
+    id: HeldId,
+    touches: &Touches,
+    existing: Option<Blocking>,
+) -> Result<(), Trouble> {
+    if existing.is_some() {
+        let known = "SELECT count(*) FROM trellara.held_key WHERE held_id = $1";
+        let known: i64 = client.query_one(known, &[&id.0]).await?.get(0);
+        if known.cast_unsigned() >= touches.keys() {
+            return Ok(());
+        }
+    }
+    Ok(keys::write(client, id, touches).await?)
 }

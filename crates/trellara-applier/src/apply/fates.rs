@@ -25,6 +25,8 @@ pub(crate) struct Fates {
     pub(crate) overtakes: Vec<(usize, Vec<HeldId>)>,
     /// The first that would have to wait and finds no room, and the limit.
     pub(crate) full: Option<(usize, Limit)>,
+    /// What that one would have waited behind.
+    pub(crate) full_behind: Vec<HeldId>,
 }
 
 /// What a transaction waits behind before it has a number: the place among those set aside.
@@ -58,7 +60,7 @@ impl Fates {
 }
 
 /// With the numbers of those set aside before it in the same target transaction.
-pub(super) fn numbered(behind: &[HeldId], held: &[HeldId]) -> Vec<HeldId> {
+pub(crate) fn numbered(behind: &[HeldId], held: &[HeldId]) -> Vec<HeldId> {
     let number = |id: &HeldId| match usize::try_from(-1 - id.0) {
         Ok(place) => held.get(place).copied().unwrap_or(*id),
         Err(_) => *id,
@@ -126,12 +128,13 @@ impl Writer {
             let bytes = recut.bytes.len() as u64;
             let limit = match &touches {
                 Ok(touches) => totals.limit(options, bytes, touches.keys()),
-                Err(TooManyKeys { max_keys }) => Some(Limit::Keys(*max_keys)),
+                Err(TooManyKeys { max_keys, .. }) => Some(Limit::Keys(*max_keys)),
             };
             let touches = match (touches, limit) {
                 (Ok(touches), None) => touches,
                 (_, limit) => {
                     fates.full = limit.map(|limit| (place, limit));
+                    fates.full_behind = hits.open;
                     return Ok(());
                 }
             };

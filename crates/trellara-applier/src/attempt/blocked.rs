@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use tokio_postgres::Client;
-use trellara_envelope::{FlowName, Halt, HaltCode, Lane, Lsn};
+use trellara_envelope::{Halt, HaltCode, Lsn};
 
 use super::Attempt;
 use crate::batch::Batch;
@@ -60,7 +60,7 @@ impl Quarantine {
         let read = Instant::now();
         let next = blocking.iter().find(|open| open.before == durable.ordinal);
         let blocked = match next.filter(|_| tried) {
-            Some(open) => blocked_by(client, flow, lane, open.id).await?,
+            Some(open) => blocked_by(client, options, open.id, totals).await?,
             None => totals
                 .too_old(&options.quarantine, read.elapsed())
                 .map(|(id, limit)| Blocked {
@@ -95,6 +95,7 @@ impl Quarantine {
         totals.bytes = totals.bytes.saturating_add(more.bytes);
         totals.keys = totals.keys.saturating_add(more.keys);
         totals.oldest = totals.oldest.or(more.oldest);
+        totals.oldest_passed = totals.oldest_passed.or(more.oldest_passed);
     }
 
     fn is_over_age(&self, options: &ApplierOptions) -> bool {
@@ -118,14 +119,20 @@ impl Quarantine {
     }
 }
 
+/// Nothing, when the one that the lane stands in front of was never refused, only had no room, and
+/// there is room now.
 async fn blocked_by(
     client: &Client,
-    flow: &FlowName,
-    lane: Lane,
+    options: &ApplierOptions,
     id: HeldId,
+    totals: Totals,
 ) -> Result<Option<Blocked>, Trouble> {
-    let held = store::get(client, flow, lane, id).await?;
-    Ok(held.map(|held| Blocked {
+    let held = store::get(client, &options.flow, options.lane, id).await?;
+    let stands = held.filter(|held| {
+        let limit = totals.limit(&options.quarantine, held.bytes, held.keys);
+        !(held.attempts == 0 && held.cause.sqlstate.is_empty() && limit.is_none())
+    });
+    Ok(stands.map(|held| Blocked {
         id,
         halt: hold::halt(id, &held.identity, &held.cause),
     }))
@@ -155,7 +162,7 @@ impl Attempt<'_> {
         let tried = self.tried.load(Ordering::Relaxed);
         self.quarantine = Quarantine::read(client, self.options, &self.durable, tried).await?;
         self.show_quarantine();
-        if self.durable.end_lsn != stood {
+        if self.durable.end_lsn != stood || (was && !self.is_blocked()) {
             // Also when this process has not tried it yet: what was read on to is behind us.
             self.read_on().await?;
         }

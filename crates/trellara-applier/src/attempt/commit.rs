@@ -9,7 +9,7 @@ use trellara_envelope::{FrameDigest, StreamSequence};
 use super::Attempt;
 use super::blocked::Quarantine;
 use super::isolate::{Failed, Isolation};
-use crate::apply::{self, Beside, Committed, Failure, Fates, LargeAside, Part, Source};
+use crate::apply::{self, Beside, Committed, Failure, Fates, LargeAside, Part, Source, numbered};
 use crate::batch::{Batch, Unit};
 use crate::checkpoint::Checkpoint;
 use crate::chunks::Large;
@@ -27,6 +27,8 @@ struct UntilFull {
     committed: Option<Committed>,
     /// The first that had to wait and found no room, and why.
     full: Option<(usize, Limit)>,
+    /// What that one waits behind.
+    behind: Vec<HeldId>,
 }
 
 impl Attempt<'_> {
@@ -78,7 +80,10 @@ impl Attempt<'_> {
             self.went_in(committed).await?;
         }
         match until_full.full {
-            Some((place, limit)) => Err(self.block_waiting(&part[place], limit).await?),
+            Some((place, limit)) => {
+                let behind = &until_full.behind;
+                Err(self.block_waiting(&part[place], limit, behind).await?)
+            }
             None => Ok(()),
         }
     }
@@ -182,10 +187,14 @@ impl Attempt<'_> {
             fates = self.writer.fates(client, units, footprints, room).await?;
         }
         let full = fates.full;
+        let behind = std::mem::take(&mut fates.full_behind);
         let units_in = full.map_or(units, |(place, _)| &units[..place]);
         let Some(last) = units_in.last() else {
-            let committed = None;
-            return Ok(UntilFull { committed, full });
+            return Ok(UntilFull {
+                committed: None,
+                full,
+                behind,
+            });
         };
         let part = Part {
             from: &self.durable,
@@ -198,8 +207,12 @@ impl Attempt<'_> {
         let committing = self.writer.commit(&self.target.session.client, part);
         let every = self.options.report_interval;
         let committed = reporting(committing, &self.reporter, part.from, every).await;
-        let committed = Some(self.settle_fates(fates, committed)?);
-        Ok(UntilFull { committed, full })
+        let committed = self.settle_fates(fates, committed)?;
+        Ok(UntilFull {
+            behind: numbered(&behind, &committed.held),
+            committed: Some(committed),
+            full,
+        })
     }
 
     /// What was decided has happened, or has not.

@@ -43,13 +43,13 @@ impl Attempt<'_> {
         let recut = Recut::of(unit)?;
         let touches = match (self.room(recut.bytes.len() as u64, touches), holds) {
             (Ok(touches), true) => touches,
-            (Ok(touches), false) => return Err(self.block(unit, (&cause, &touches)).await?),
+            (Ok(touches), false) => return Err(self.block(unit, (&cause, &touches), &[]).await?),
             (Err((touches, _)), false) => {
-                return Err(self.block(unit, (&cause, &touches)).await?);
+                return Err(self.block(unit, (&cause, &touches), &[]).await?);
             }
             (Err((touches, limit)), true) => {
                 let cause = beyond(cause, limit);
-                return Err(self.block(unit, (&cause, &touches)).await?);
+                return Err(self.block(unit, (&cause, &touches), &[]).await?);
             }
         };
         let fates = Fates {
@@ -132,11 +132,11 @@ impl Attempt<'_> {
         let touches = match (self.room(bytes, touches), holds) {
             (Ok(touches), true) => touches,
             (Ok(touches), false) | (Err((touches, _)), false) => {
-                return Err(self.block_large(aside, (&cause, &touches)).await?);
+                return Err(self.block_large(aside, (&cause, &touches), behind).await?);
             }
             (Err((touches, limit)), true) => {
                 let cause = beyond(cause, limit);
-                return Err(self.block_large(aside, (&cause, &touches)).await?);
+                return Err(self.block_large(aside, (&cause, &touches), behind).await?);
             }
         };
         let source = Source {
@@ -199,10 +199,11 @@ impl Attempt<'_> {
         &mut self,
         unit: &Unit,
         limit: Limit,
+        behind: &[HeldId],
     ) -> Result<Trouble, Trouble> {
-        let touches = self.touches(unit).await?.unwrap_or_default();
+        let touches = self.touches(unit).await?.unwrap_or_else(|many| many.tables);
         let cause = beyond(Cause::default(), limit);
-        self.block(unit, (&cause, &touches)).await
+        self.block(unit, (&cause, &touches), behind).await
     }
 
     /// Writes down what the lane stands in front of; the trouble that follows.
@@ -210,12 +211,17 @@ impl Attempt<'_> {
         &mut self,
         unit: &Unit,
         (cause, touches): (&Cause, &Touches),
+        behind: &[HeldId],
     ) -> Result<Trouble, Trouble> {
         let existing = self.blocking(unit.hash);
         let client = &self.target.session.client;
-        let blocking = self
-            .writer
-            .block(client, &self.durable, unit, (cause, touches), existing);
+        let blocking = self.writer.block(
+            client,
+            &self.durable,
+            unit,
+            (cause, touches, behind),
+            existing,
+        );
         let id = blocking.await?;
         Ok(self.blocked_by(id, &unit.identity, cause))
     }
@@ -224,13 +230,18 @@ impl Attempt<'_> {
         &mut self,
         aside: LargeAside<'_>,
         (cause, touches): (&Cause, &Touches),
+        behind: &[HeldId],
     ) -> Result<Trouble, Trouble> {
         let identity = aside.large.manifest.identity();
         let existing = self.blocking(identity.hash());
         let client = &self.target.session.client;
-        let blocking =
-            self.writer
-                .block_large(client, &self.durable, aside, (cause, touches), existing);
+        let blocking = self.writer.block_large(
+            client,
+            &self.durable,
+            aside,
+            (cause, touches, behind),
+            existing,
+        );
         let id = blocking.await?;
         Ok(self.blocked_by(id, &identity, cause))
     }
@@ -310,7 +321,7 @@ impl Attempt<'_> {
                 None => Ok(touches),
                 Some(limit) => Err((touches, limit)),
             },
-            Err(TooManyKeys { max_keys }) => Err((Touches::default(), Limit::Keys(max_keys))),
+            Err(TooManyKeys { max_keys, tables }) => Err((tables, Limit::Keys(max_keys))),
         }
     }
 

@@ -30,7 +30,8 @@ UPDATE trellara.held \
    SET overtaken_by = $2, overtaken_lsn = $3, overtaken_at = clock_timestamp() \
  WHERE id = $1 AND state = 'discarded' AND overtaken_by IS NULL";
 const FOLLOWS: &str = "\
-INSERT INTO trellara.held_dependency (held_id, on_id) SELECT $1, d FROM unnest($2::bigint[]) AS d";
+INSERT INTO trellara.held_dependency (held_id, on_id) SELECT $1, d FROM unnest($2::bigint[]) AS d \
+ WHERE d < $1 ON CONFLICT DO NOTHING";
 const STILL_BEFORE: &str = "\
 UPDATE trellara.held SET before_ordinal = $4 \
  WHERE flow = $1 AND lane = $2 AND reason = 'blocking' AND state IN ('held', 'replaying') \
@@ -303,7 +304,7 @@ impl Keeper<'_> {
     ) -> Result<Option<HeldId>, tokio_postgres::Error> {
         let cause = &holding.cause.storable(self.client).await?;
         let transport = &aside.after.transport;
-        let parameters: [&(dyn ToSql + Sync); 27] = [
+        let parameters: [&(dyn ToSql + Sync); 31] = [
             &self.flow.as_str(),
             &lane_number(self.lane),
             &self.epoch.0,
@@ -331,6 +332,10 @@ impl Keeper<'_> {
             &signed(cause.change),
             &signed(holding.attempts),
             &id.0,
+            &signed(holding.keys),
+            &aside.chunked,
+            &signed(aside.frames),
+            &signed(aside.bytes),
         ];
         let row = self.client.query_opt(UPDATE, &parameters).await?;
         Ok(row.map(|row| HeldId(row.get(0))))

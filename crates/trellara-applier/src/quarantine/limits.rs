@@ -10,8 +10,13 @@ use super::{HeldId, QuarantineOptions};
 use crate::ledger::{lane as lane_number, microseconds};
 
 const READ: &str = "\
-SELECT count(*), coalesce(sum(bytes), 0)::bigint, coalesce(sum(keys), 0)::bigint, min(held_at), \
-       min(id), count(*) FILTER (WHERE reason <> 'blocking'), \
+SELECT count(*), \
+       coalesce(sum(bytes) FILTER (WHERE reason <> 'blocking'), 0)::bigint, \
+       coalesce(sum(keys) FILTER (WHERE reason <> 'blocking'), 0)::bigint, \
+       min(held_at), (array_agg(id ORDER BY held_at, id))[1], \
+       min(held_at) FILTER (WHERE reason <> 'blocking'), \
+       (array_agg(id ORDER BY held_at, id) FILTER (WHERE reason <> 'blocking'))[1], \
+       count(*) FILTER (WHERE reason <> 'blocking'), \
        (SELECT count(*) FROM trellara.held AS d \
          WHERE d.flow = $1 AND d.lane = $2 AND d.state = 'discarded'), \
        clock_timestamp() \
@@ -29,14 +34,16 @@ SELECT h.id FROM trellara.held AS h \
 pub struct Totals {
     /// Transactions.
     pub transactions: u64,
-    /// Bytes of their frames.
+    /// Bytes of the frames of those that the lane has moved past.
     pub bytes: u64,
     /// Entries of their footprints.
     pub keys: u64,
     /// When the oldest was set aside, in microseconds since the Unix epoch, by the target's clock;
     /// and which it is.
     pub oldest: Option<(i64, HeldId)>,
-    /// Those that the lane has moved past.
+    /// The oldest of those that the lane has moved past.
+    pub oldest_passed: Option<(i64, HeldId)>,
+    /// Those that the lane has moved past; limits are about them.
     pub passed: u64,
     /// Those that are not to be applied; they count in nothing else.
     pub discarded: u64,
@@ -53,17 +60,20 @@ pub async fn totals(client: &Client, flow: &FlowName, lane: Lane) -> Result<Tota
         .query_one(READ, &[&flow.as_str(), &lane_number(lane)])
         .await?;
     let unsigned = |column: usize| row.get::<_, i64>(column).cast_unsigned();
-    let oldest = row.get::<_, Option<std::time::SystemTime>>(3);
+    let oldest = |column: usize| {
+        row.get::<_, Option<std::time::SystemTime>>(column)
+            .map(microseconds)
+            .zip(row.get::<_, Option<i64>>(column + 1).map(HeldId))
+    };
     Ok(Totals {
         transactions: unsigned(0),
         bytes: unsigned(1),
         keys: unsigned(2),
-        oldest: oldest
-            .map(microseconds)
-            .zip(row.get::<_, Option<i64>>(4).map(HeldId)),
-        passed: unsigned(5),
-        discarded: unsigned(6),
-        now_us: microseconds(row.get(7)),
+        oldest: oldest(3),
+        oldest_passed: oldest(5),
+        passed: unsigned(7),
+        discarded: unsigned(8),
+        now_us: microseconds(row.get(9)),
     })
 }
 
@@ -110,7 +120,7 @@ impl Totals {
     /// The limit that one more transaction of `bytes` bytes and `keys` keys would exceed.
     pub fn limit(self, options: &QuarantineOptions, bytes: u64, keys: u64) -> Option<Limit> {
         let most = options;
-        if self.transactions + 1 > most.max_transactions {
+        if self.passed + 1 > most.max_transactions {
             Some(Limit::Transactions(most.max_transactions))
         } else if self.bytes.saturating_add(bytes) > most.max_bytes {
             Some(Limit::Bytes(most.max_bytes))
@@ -128,12 +138,13 @@ impl Totals {
         self.bytes = self.bytes.saturating_add(bytes);
         self.keys = self.keys.saturating_add(keys);
         self.oldest.get_or_insert((held_at_us, id));
+        self.oldest_passed.get_or_insert((held_at_us, id));
     }
 
     /// The oldest, when it has waited for longer than it may; `since` has passed since this was
     /// read.
     pub fn too_old(self, options: &QuarantineOptions, since: Duration) -> Option<(HeldId, Limit)> {
-        let (most, (held_at, id)) = options.max_age.zip(self.oldest)?;
+        let (most, (held_at, id)) = options.max_age.zip(self.oldest_passed)?;
         let waited = u64::try_from(self.now_us.saturating_sub(held_at)).unwrap_or(0);
         let waited = Duration::from_micros(waited).saturating_add(since);
         (waited > most).then_some((id, Limit::Age(most)))

@@ -612,6 +612,117 @@ async fn a_lane_that_stands_still_goes_on_when_the_desk_has_decided() {
     }
 }
 
+/// What found no room to wait is not applied before what it waits for, and goes on by itself once
+/// there is room.
+#[tokio::test]
+async fn what_finds_no_room_waits_in_its_order_and_goes_on_by_itself() {
+    let mut flow = Flow::new(18).await;
+    flow.run(
+        "CREATE TABLE public.k (id integer PRIMARY KEY, v text, CONSTRAINT low CHECK (id < 50))",
+    )
+    .await;
+    flow.marker().await;
+    flow.bundle_in(&[
+        &[Change::Insert(50, "x")],
+        &[Change::Elsewhere(1)],
+        &[Change::Update(50, "y")],
+        &[Change::Elsewhere(2)],
+    ])
+    .await;
+    let mut options = flow.holding();
+    options.halt = HaltPolicy::Stay;
+    options.quarantine.max_transactions = 1;
+    let applier = flow.start_with(options);
+    let halt = halted(&applier).await;
+    assert!(halt.reason.contains("max_transactions (1)"), "{halt}");
+    let held = flow.held().await;
+    let reasons: Vec<HeldReason> = held.iter().map(|held| held.reason).collect();
+    assert_eq!(reasons, [HeldReason::Poisoned, HeldReason::Blocking]);
+    assert_eq!(held[1].attempts, 0, "it was never tried");
+    flow.run("ALTER TABLE public.k DROP CONSTRAINT low").await;
+    let refused = ended(ask(&flow, &order(Task::Replay, &[held[1].id])).await);
+    assert!(matches!(&refused, End::Refused { reason, .. } if reason.contains("waits behind")));
+    ended(ask(&flow, &order(Task::Replay, &[held[0].id])).await);
+    flow.caught_up().await;
+    assert_eq!(flow.keyed().await, "50=y");
+    assert_eq!(flow.target.rows().await, "1:1 2:1");
+    assert!(
+        flow.held()
+            .await
+            .iter()
+            .all(|held| held.state == HeldState::Replayed)
+    );
+    applier.stop().await;
+}
+
+/// A transaction that touches more than may be kept blocks; where more may be kept later it is set
+/// aside with all that it touches, also for whoever reads that anew.
+#[tokio::test]
+async fn what_is_known_of_a_blocking_ones_keys_is_written_down_when_it_is_set_aside() {
+    let mut flow = Flow::new(18).await;
+    flow.run("CREATE TABLE public.k (id integer PRIMARY KEY CHECK (id < 50), v text)")
+        .await;
+    flow.marker().await;
+    flow.bundle_in(&[&[
+        Change::Insert(1, "a"),
+        Change::Insert(2, "a"),
+        Change::Insert(50, "a"),
+    ]])
+    .await;
+    let mut options = flow.holding();
+    options.quarantine.max_keys = 2;
+    let halt = flow.start_with(options).halt().await;
+    assert!(halt.reason.contains("max_keys (2)"), "{halt}");
+    let keys = "SELECT string_agg(touch || coalesce(key ->> 'id', ''), ' ' ORDER BY touch, key) \
+                FROM trellara.held_key";
+    let known = async |flow: &Flow| -> String {
+        flow.target
+            .client
+            .query_one(keys, &[])
+            .await
+            .unwrap()
+            .get(0)
+    };
+    assert_eq!(known(&flow).await, "table");
+    let applier = flow.start_with(flow.holding());
+    flow.caught_up().await;
+    applier.stop().await;
+    assert_eq!(flow.held().await[0].reason, HeldReason::Poisoned);
+    assert!(
+        known(&flow).await.starts_with("row1 row2 row50"),
+        "{}",
+        known(&flow).await
+    );
+    // Another process knows whom to hold.
+    flow.bundle_in(&[&[Change::Update(2, "b")], &[Change::Elsewhere(7)]])
+        .await;
+    let applier = flow.start_with(flow.holding());
+    flow.caught_up().await;
+    assert_eq!(flow.held().await[1].reason, HeldReason::Dependent);
+    assert_eq!(flow.target.rows().await, "7:1");
+    applier.stop().await;
+}
+
+/// What the lane stands in front of takes no room from itself when it may be set aside.
+#[tokio::test]
+async fn a_blocking_one_finds_the_room_that_it_takes() {
+    let mut flow = Flow::new(18).await;
+    flow.run("CREATE TABLE public.k (id integer PRIMARY KEY CHECK (id < 50), v text)")
+        .await;
+    flow.marker().await;
+    flow.bundle_in(&[&[Change::Insert(50, "x")], &[Change::Elsewhere(1)]])
+        .await;
+    let halt = flow.start_with(flow.options()).halt().await;
+    assert_eq!(halt.code, HaltCode::ApplyFailed, "{halt}");
+    let mut options = flow.holding();
+    options.quarantine.max_transactions = 1;
+    let applier = flow.start_with(options);
+    flow.caught_up().await;
+    assert_eq!(flow.held().await[0].reason, HeldReason::Poisoned);
+    assert_eq!(flow.target.rows().await, "1:1");
+    applier.stop().await;
+}
+
 /// The same of a chunked one, whose frames are in the stream alone.
 #[tokio::test]
 async fn c47_what_the_lane_stands_in_front_of_is_replayed_from_the_stream_or_copied() {

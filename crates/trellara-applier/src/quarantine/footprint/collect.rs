@@ -60,11 +60,13 @@ impl Touch {
 }
 
 /// A transaction has more keys than may be kept: its policy becomes halt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 #[error("the transaction touches more than {max_keys} keys")]
 pub struct TooManyKeys {
     /// How many would have been taken.
     pub max_keys: u64,
+    /// The tables that it touches, each as a whole: that much is always known.
+    pub tables: Touches,
 }
 
 /// What one transaction touches; each entry once.
@@ -178,15 +180,26 @@ impl Gathering {
         }
     }
 
-    pub(super) fn finish(self) -> Result<Touches, TooManyKeys> {
+    pub(super) fn finish(mut self) -> Result<Touches, TooManyKeys> {
         if self.keys > self.max_keys {
-            let max_keys = self.max_keys;
-            return Err(TooManyKeys { max_keys });
+            self.widen();
         }
         let wholes = self.wholes.into_iter();
         let wholes = wholes.map(|((table, touch), root)| Whole { table, root, touch });
+        let wholes: Vec<Whole> = wholes.collect();
+        if self.keys > self.max_keys {
+            let keys = wholes.len() as u64;
+            return Err(TooManyKeys {
+                max_keys: self.max_keys,
+                tables: Touches {
+                    wholes,
+                    groups: Vec::new(),
+                    keys,
+                },
+            });
+        }
         Ok(Touches {
-            wholes: wholes.collect(),
+            wholes,
             groups: self.groups.into_values().map(|(group, _)| group).collect(),
             keys: self.keys,
         })
@@ -330,10 +343,17 @@ impl Gathering {
             });
     }
 
+    /// Of what has too many keys the tables are remembered.
+    fn widen(&mut self) {
+        for (group, _) in std::mem::take(&mut self.groups).into_values() {
+            self.whole(&group.table, &group.root, Touch::Table);
+        }
+    }
+
     fn key(&mut self, reach: &Reach, entry: Entry<'_>, texts: &Texts<'_>) {
         if self.keys > self.max_keys {
-            self.groups.clear();
-            return;
+            self.widen();
+            return self.whole(entry.table, entry.root, Touch::Table);
         }
         if !texts
             .iter()
