@@ -4,6 +4,7 @@
 //! passes by itself is never anybody's verdict, however long it takes, and what nobody knows is
 //! never passed over. None of the tables has a wildcard over our own kinds: a new one does not
 //! compile before somebody has said what follows from it.
+#![deny(clippy::wildcard_enum_match_arm)]
 
 use trellara_postgres::Fault;
 use trellara_postgres::sqlstate::{ErrorClass, classify};

@@ -32,6 +32,8 @@ pub const QUARANTINE_OLDEST: &str = "trellara_quarantine_oldest_timestamp_second
 pub const QUARANTINE_BYTES: &str = "trellara_quarantine_bytes";
 /// Changes that a conflict rule let go by, or wrote over rows.
 pub const SKIPPED_CHANGES: &str = "trellara_skipped_changes_total";
+/// Replays that somebody asked for, with what became of each as a label.
+pub const REPLAYS: &str = "trellara_replays_total";
 /// 1 while halted, with the code as a label.
 pub const HALTED: &str = "trellara_applier_halted";
 /// Applied and durable end LSN.
@@ -103,6 +105,10 @@ pub(crate) fn quarantine(flow: &FlowName, held: &QuarantineSnapshot) {
     gauge!(QUARANTINED, &label).set(held.open as f64);
     gauge!(QUARANTINE_OLDEST, &label).set(oldest);
     gauge!(QUARANTINE_BYTES, &label).set(held.bytes as f64);
+}
+
+pub(crate) fn replayed(flow: &FlowName, outcome: &'static str) {
+    counter!(REPLAYS, "flow" => flow.to_string(), "outcome" => outcome).increment(1);
 }
 
 pub(crate) fn fenced(flow: &FlowName, fenced: bool) {

@@ -118,7 +118,7 @@ impl HeldState {
 }
 
 /// Why the target refused it.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Clone, PartialEq, Eq, Default)]
 pub struct Cause {
     /// Five characters; empty when we refused by ourselves.
     pub sqlstate: String,
@@ -136,6 +136,27 @@ pub struct Cause {
     pub object: String,
     /// Which surviving change failed, from 1; 0 when it is not known.
     pub change: u64,
+}
+
+/// Whoever logs a held transaction logs no values of rows.
+impl fmt::Debug for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let detail = if self.detail.is_empty() {
+            "none"
+        } else {
+            "(hidden)"
+        };
+        f.debug_struct("Cause")
+            .field("sqlstate", &self.sqlstate)
+            .field("message", &self.message)
+            .field("detail", &format_args!("{detail}"))
+            .field("hint", &self.hint)
+            .field("schema", &self.schema)
+            .field("table", &self.table)
+            .field("object", &self.object)
+            .field("change", &self.change)
+            .finish()
+    }
 }
 
 impl Cause {
@@ -343,6 +364,18 @@ mod tests {
             );
         }
         assert_eq!(HeldState::parse("gone"), None);
+    }
+
+    #[test]
+    fn a_cause_that_is_logged_shows_no_values() {
+        let cause = Cause {
+            message: "refused".to_owned(),
+            detail: "Key (card)=(4000-1234) already exists.".to_owned(),
+            ..Cause::default()
+        };
+        let shown = format!("{cause:?}");
+        assert!(shown.contains("refused") && shown.contains("(hidden)"));
+        assert!(!shown.contains("4000"), "{shown}");
     }
 
     #[test]

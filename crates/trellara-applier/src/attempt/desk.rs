@@ -5,8 +5,9 @@ use super::Attempt;
 use super::commit::reporting;
 use crate::apply::Source;
 use crate::batch::Batch;
+use crate::metric;
 use crate::quarantine::desk::{self, Hands};
-use crate::quarantine::request::{self, Answer};
+use crate::quarantine::request::{self, Answer, Task};
 use crate::trouble::Trouble;
 
 impl Attempt<'_> {
@@ -49,6 +50,9 @@ impl Attempt<'_> {
             }
             self.batch = Batch::behind(&self.durable, self.keep_from);
             self.show();
+            for step in steps.iter().filter(|_| order.task == Task::Replay) {
+                metric::replayed(flow, step.item.end.as_str());
+            }
             let items = steps.into_iter().map(|step| step.item).collect();
             let answer = Answer::Done(items);
             request::answer(self.target.client(), flow, &token, &answer).await?;

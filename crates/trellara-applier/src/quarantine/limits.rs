@@ -180,7 +180,7 @@ mod tests {
     #[test]
     fn the_oldest_is_too_old_a_moment_after_its_limit() {
         let totals = Totals {
-            oldest: Some((0, HeldId(7))),
+            oldest_passed: Some((0, HeldId(7))),
             now_us: 59_000_000,
             ..Totals::default()
         };

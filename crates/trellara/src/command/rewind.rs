@@ -28,8 +28,8 @@ use crate::telemetry::{self, LogFormat};
 Reads:  the stream, through the applier; the target's ledger
 Writes: nothing; it sends NOTIFY trellara_<flow> on the target, for which no right is needed
 
-Exit codes: 0 done; 64 no such place; 20 no applier answers, or it takes longer; 10, 11, 12, 13, 77 the applier
-            halted; 1 it could not do it, or the target does not answer
+Exit codes: 0 done; 64 no such place; 20 no applier answers, or it takes longer; 10, 11, 12, 13,
+            77 the applier halted; 1 it could not do it, or the target does not answer
 
 Examples:
   trellara rewind --to oldest
