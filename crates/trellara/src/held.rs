@@ -50,6 +50,8 @@ impl HeldFacts {
             keys: held.keys,
             oldest: held.oldest,
             oldest_passed: None,
+            passed_bytes: 0,
+            passed_keys: 0,
             passed: held.passed,
             discarded: held.discarded,
             now_us: now.map_or(0, |now| i64::try_from(now.as_micros()).unwrap_or(i64::MAX)),

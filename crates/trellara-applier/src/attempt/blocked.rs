@@ -94,6 +94,8 @@ impl Quarantine {
         totals.passed += more.passed;
         totals.bytes = totals.bytes.saturating_add(more.bytes);
         totals.keys = totals.keys.saturating_add(more.keys);
+        totals.passed_bytes = totals.passed_bytes.saturating_add(more.passed_bytes);
+        totals.passed_keys = totals.passed_keys.saturating_add(more.passed_keys);
         totals.oldest = totals.oldest.or(more.oldest);
         totals.oldest_passed = totals.oldest_passed.or(more.oldest_passed);
     }

@@ -10,7 +10,7 @@ use super::{HeldId, QuarantineOptions};
 use crate::ledger::{lane as lane_number, microseconds};
 
 const READ: &str = "\
-SELECT count(*), \
+SELECT count(*), coalesce(sum(bytes), 0)::bigint, coalesce(sum(keys), 0)::bigint, \
        coalesce(sum(bytes) FILTER (WHERE reason <> 'blocking'), 0)::bigint, \
        coalesce(sum(keys) FILTER (WHERE reason <> 'blocking'), 0)::bigint, \
        min(held_at), (array_agg(id ORDER BY held_at, id))[1], \
@@ -34,10 +34,14 @@ SELECT h.id FROM trellara.held AS h \
 pub struct Totals {
     /// Transactions.
     pub transactions: u64,
-    /// Bytes of the frames of those that the lane has moved past.
+    /// Bytes of their frames.
     pub bytes: u64,
     /// Entries of their footprints.
     pub keys: u64,
+    /// The same two of those that the lane has moved past.
+    pub passed_bytes: u64,
+    /// Their entries.
+    pub passed_keys: u64,
     /// When the oldest was set aside, in microseconds since the Unix epoch, by the target's clock;
     /// and which it is.
     pub oldest: Option<(i64, HeldId)>,
@@ -69,11 +73,13 @@ pub async fn totals(client: &Client, flow: &FlowName, lane: Lane) -> Result<Tota
         transactions: unsigned(0),
         bytes: unsigned(1),
         keys: unsigned(2),
-        oldest: oldest(3),
-        oldest_passed: oldest(5),
-        passed: unsigned(7),
-        discarded: unsigned(8),
-        now_us: microseconds(row.get(9)),
+        passed_bytes: unsigned(3),
+        passed_keys: unsigned(4),
+        oldest: oldest(5),
+        oldest_passed: oldest(7),
+        passed: unsigned(9),
+        discarded: unsigned(10),
+        now_us: microseconds(row.get(11)),
     })
 }
 
@@ -122,9 +128,9 @@ impl Totals {
         let most = options;
         if self.passed + 1 > most.max_transactions {
             Some(Limit::Transactions(most.max_transactions))
-        } else if self.bytes.saturating_add(bytes) > most.max_bytes {
+        } else if self.passed_bytes.saturating_add(bytes) > most.max_bytes {
             Some(Limit::Bytes(most.max_bytes))
-        } else if self.keys.saturating_add(keys) > most.max_keys {
+        } else if self.passed_keys.saturating_add(keys) > most.max_keys {
             Some(Limit::Keys(most.max_keys))
         } else {
             None
@@ -137,6 +143,8 @@ impl Totals {
         self.passed += 1;
         self.bytes = self.bytes.saturating_add(bytes);
         self.keys = self.keys.saturating_add(keys);
+        self.passed_bytes = self.passed_bytes.saturating_add(bytes);
+        self.passed_keys = self.passed_keys.saturating_add(keys);
         self.oldest.get_or_insert((held_at_us, id));
         self.oldest_passed.get_or_insert((held_at_us, id));
     }
