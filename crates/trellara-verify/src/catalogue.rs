@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::compare::{CompareOptions, Progress, over};
 use crate::error::{Failure, Side, VerifyError};
+use crate::held::Spent;
 use crate::inventory::{self, Published, Relation};
 use crate::mapping::{self, Pair};
 use crate::pool::Lane;
@@ -157,8 +158,9 @@ impl Catalogue {
             Ok(report) => report,
             Err(failure) => self.refused(table, failure, started.elapsed())?,
         };
-        let explained = ground.held.explain(&ground.pool, &mut report).await;
-        explained.map_err(crate::held::unreadable)?;
+        let mut spent = Spent::default();
+        let explained = ground.held.explain(&ground.pool, &mut report, &mut spent);
+        explained.await.map_err(crate::held::unreadable)?;
         let report = Arc::new(report);
         (ground.progress)(Progress::Finished {
             report: Arc::clone(&report),

@@ -6,6 +6,7 @@ use trellara_envelope::Lsn;
 
 use crate::digest::Piece;
 use crate::drill::Merge;
+use crate::held::Spent;
 use crate::key;
 use crate::mapping::Pair;
 use crate::measure::Digest;
@@ -32,6 +33,8 @@ pub(crate) struct Tally {
     pub(crate) differences: Vec<Difference>,
     /// Rows that differ and are explained by what is in quarantine.
     pub(crate) explained: u64,
+    /// Of those the ones that their number alone explains, in all parts so far.
+    pub(crate) spent: Spent,
     /// What values of listed rows may still take.
     pub(crate) bytes: usize,
     /// The oldest position that a piece was compared at.

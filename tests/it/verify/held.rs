@@ -37,7 +37,7 @@ async fn what_is_held_explains_what_differs_and_is_never_equal() -> Result<()> {
              after_incarnation, after_ordinal, after_digest, frames, bytes, changes) \
          OVERRIDING SYSTEM VALUE \
          SELECT n, '{}', 0, d, 1, 1, '0/1', '0/2', 700 + n, 0, 'poisoned', 'target', false, 's', \
-                'then', 9, 1, d, '0/2', 1, 9, 1, 9, d, 1, 10, 1 \
+                'then', 9, 1, d, '0/2', 1, 9, 1, 9, d, 1, 10, n \
            FROM generate_series(1, 3) AS n, \
                 LATERAL (SELECT substr(sha256(n::text::bytea), 1, 16)) AS h (d)",
         flow.name
@@ -87,7 +87,8 @@ async fn what_is_held_explains_what_differs_and_is_never_equal() -> Result<()> {
     )
     .await?;
 
-    // Rows without a key are explained by what touches their whole table.
+    // Rows without a key are explained by what touches their whole table: two changes leave four
+    // rows different and no fifth.
     run(&flow.target_admin, &["DELETE FROM log WHERE id < 4"]).await?;
     explained(&flow, 3).await?;
     let whole = "INSERT INTO trellara.held_key VALUES (2, 'public', 'log', 'keyless', NULL)";
@@ -97,8 +98,20 @@ async fn what_is_held_explains_what_differs_and_is_never_equal() -> Result<()> {
         table(&document, "public.log")?["explained"] == 3,
         "{document}"
     );
+    let two = "INSERT INTO log VALUES (800, 'two'), (801, 'more')";
+    run(&flow.target_admin, &[two]).await?;
+    let document = explained(&flow, 3).await?;
+    ensure!(
+        table(&document, "public.log")?["explained"] == 0,
+        "{document}"
+    );
+    let rolling = ["--mode", "rolling"];
+    let (code, document, stderr) = verify(&flow, &rolling).await?;
+    ensure!(code == 3, "{code} {document:?} {stderr}");
+    run(&flow.target_admin, &["DELETE FROM log WHERE id >= 800"]).await?;
 
-    // Discarded ones explain for ever; replayed ones, and those of a later position, never do.
+    // Discarded ones explain until they are overtaken; replayed ones, and those of a later position,
+    // never do.
     run(
         &flow.target_admin,
         &["UPDATE trellara.held SET state = 'discarded', closed_at = now(), closed_reason = 'x'"],
@@ -107,6 +120,8 @@ async fn what_is_held_explains_what_differs_and_is_never_equal() -> Result<()> {
     let document = explained(&flow, 5).await?;
     ensure!(document["held_transactions"] == 0, "{document}");
     for nothing in [
+        "UPDATE trellara.held SET overtaken_by = '1/1:0/9', overtaken_lsn = '0/9', \
+             overtaken_at = now()",
         "UPDATE trellara.held SET state = 'replayed'",
         "UPDATE trellara.held SET state = 'held', closed_at = NULL, commit_lsn = 'F/0', end_lsn = 'F/1'",
         "UPDATE trellara.held SET flow = 'other', commit_lsn = '0/1', end_lsn = '0/2'",

@@ -145,7 +145,11 @@ async fn explain(ground: &Ground<'_>, item: &Item<'_>, tally: &mut Tally) -> Res
     (report.missing, report.extra) = (tally.missing, tally.extra);
     (report.changed, report.duplicate) = (tally.changed, tally.duplicate);
     report.differences = std::mem::take(&mut tally.differences);
-    ground.held.explain(&ground.pool, &mut report).await?;
+    // What rows without a key are explained by is there once, however often it is asked for.
+    let mut spent = item.work.with(|all| all.spent);
+    let explained = ground.held.explain(&ground.pool, &mut report, &mut spent);
+    explained.await?;
+    item.work.with(|all| all.spent = spent);
     (tally.differences, tally.explained) = (report.differences, report.explained);
     Ok(())
 }

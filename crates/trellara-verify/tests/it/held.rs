@@ -8,7 +8,8 @@ use crate::support::{VERSIONS, World};
 
 /// As much of the tables as is read.
 const TABLES: &str = "CREATE SCHEMA trellara;
-    CREATE TABLE trellara.held (id bigint PRIMARY KEY, flow text, commit_lsn pg_lsn, reason text, state text);
+    CREATE TABLE trellara.held (id bigint PRIMARY KEY, flow text, commit_lsn pg_lsn, reason text, state text,
+        changes bigint DEFAULT 1, overtaken_by text);
     CREATE TABLE trellara.held_key (held_id bigint, schema text, \"table\" text, touch text, key jsonb);
     CREATE TABLE trellara.skipped (id bigint, flow text, commit_lsn pg_lsn, verb text, rule text,
         schema text, \"table\" text, key jsonb);
@@ -27,6 +28,20 @@ async fn report(world: &World) -> TableReport {
     world
         .report_with(|options| options.quarantine = Some(quarantine))
         .await
+}
+
+/// The reports of all tables, by name.
+async fn all(world: &World) -> Vec<TableReport> {
+    let quarantine = Quarantine {
+        flow: "shop".parse().expect("a flow"),
+        before: Lsn(0x1000),
+    };
+    let mut tables = world
+        .compare_with(|options| options.quarantine = Some(quarantine))
+        .await
+        .tables;
+    tables.sort_by(|a, b| a.table.cmp(&b.table));
+    tables
 }
 
 /// `key by` of each difference that something explains, the key's values alone.
@@ -119,6 +134,110 @@ async fn what_a_rule_skipped_explains_what_it_left_out() {
         world.target.run("DROP TABLE trellara.skipped").await;
         let older = report(&world).await;
         assert_eq!((older.differing(), older.explained), (8, 0));
+    }
+}
+
+/// What a discarded transaction left out is written over by the next that touches the same, and
+/// nobody wrote down which of its rows that one touched: a difference there may be anything.
+#[tokio::test]
+async fn c46_what_was_discarded_and_overtaken_explains_nothing() {
+    for version in VERSIONS {
+        let world = World::new(version).await;
+        world
+            .both("CREATE TABLE t (a int PRIMARY KEY, v text); CREATE TABLE u (a int)")
+            .await;
+        world.publish_all().await;
+        world.target.run(TABLES).await;
+        world
+            .source
+            .run("INSERT INTO t VALUES (1, 'x'); INSERT INTO u VALUES (1)")
+            .await;
+        world
+            .target
+            .run(
+                "INSERT INTO t VALUES (1, 'y'), (2, 'extra');
+                 INSERT INTO trellara.held_key VALUES (6, 'public', 't', 'row', '{\"a\": \"1\"}'),
+                     (6, 'public', 't', 'truncate', NULL), (6, 'public', 'u', 'keyless', NULL)",
+            )
+            .await;
+        let by_table = async |expected: [u64; 2]| {
+            let tables = all(&world).await;
+            let found = tables.iter().map(|table| table.explained);
+            assert_eq!(found.collect::<Vec<_>>(), expected, "on {version}");
+        };
+        by_table([2, 1]).await;
+        let overtaken = "UPDATE trellara.held SET overtaken_by = '1/1:0/9' WHERE id = 6";
+        world.target.run(overtaken).await;
+        by_table([0, 0]).await;
+        // What is open is written over by nobody; were it so, the row would be nonsense.
+        world
+            .target
+            .run("UPDATE trellara.held_key SET held_id = 1")
+            .await;
+        by_table([2, 1]).await;
+    }
+}
+
+/// A change of a row without a key leaves two rows different at the most: the old and the new.
+#[tokio::test]
+async fn changes_without_a_key_explain_two_rows_each_and_no_more() {
+    for version in VERSIONS {
+        let world = World::new(version).await;
+        world.both("CREATE TABLE t (a int)").await;
+        world.publish_all().await;
+        world.target.run(TABLES).await;
+        world
+            .source
+            .run("INSERT INTO t SELECT n FROM generate_series(1, 7) n")
+            .await;
+        world
+            .target
+            .run(
+                "UPDATE trellara.held SET changes = 2 WHERE id = 1;
+                 INSERT INTO trellara.held_key VALUES (1, 'public', 't', 'keyless', NULL),
+                     (7, 'public', 't', 'keyless', NULL), (5, 'public', 't', 'keyless', NULL)",
+            )
+            .await;
+        // Six rows by two transactions; a third was replayed.
+        let all = report(&world).await;
+        assert_eq!((all.differing(), all.explained), (7, 0), "on {version}");
+        world.target.run("INSERT INTO t VALUES (1)").await;
+        let all = report(&world).await;
+        assert_eq!((all.differing(), all.explained), (6, 6), "on {version}");
+        // One more was skipped by a rule, and that is one row.
+        world.target.run("DELETE FROM t").await;
+        let skipped = "INSERT INTO trellara.skipped VALUES \
+             (1, 'shop', '0/1', 'insert', 'skip', 'public', 't', NULL)";
+        world.target.run(skipped).await;
+        let all = report(&world).await;
+        assert_eq!((all.differing(), all.explained), (7, 7), "on {version}");
+        world.target.run("INSERT INTO t VALUES (80)").await;
+        let all = report(&world).await;
+        assert_eq!((all.differing(), all.explained), (8, 0), "on {version}");
+    }
+}
+
+/// A held TRUNCATE of a table without a key leaves rows too many there, and none out.
+#[tokio::test]
+async fn an_emptied_table_without_a_key_has_rows_too_many_and_no_others() {
+    for version in VERSIONS {
+        let world = World::new(version).await;
+        world
+            .both("CREATE TABLE t (a int); INSERT INTO t VALUES (1), (2), (2)")
+            .await;
+        world.publish_all().await;
+        world.target.run(TABLES).await;
+        let emptied = "INSERT INTO trellara.held_key VALUES (1, 'public', 't', 'truncate', NULL)";
+        world.target.run(emptied).await;
+        world
+            .target
+            .run("INSERT INTO t VALUES (1), (3), (3), (3)")
+            .await;
+        let more = report(&world).await;
+        assert_eq!((more.differing(), more.explained), (4, 4), "on {version}");
+        world.source.run("INSERT INTO t VALUES (2), (7)").await;
+        let fewer = report(&world).await;
+        assert_eq!((fewer.differing(), fewer.explained), (6, 4), "on {version}");
     }
 }
 
