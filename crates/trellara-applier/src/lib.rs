@@ -17,6 +17,7 @@
 
 mod apply;
 mod attempt;
+pub mod backfill;
 mod batch;
 mod cache;
 mod checkpoint;

@@ -6,12 +6,13 @@ use trellara_postgres::{Fault, fault, quote};
 use crate::lane;
 
 /// The version that this build writes and reads.
-pub const SCHEMA_VERSION: i32 = 2;
+pub const SCHEMA_VERSION: i32 = 3;
 
 /// Migrations, each bringing the schema from the version before to its own.
 const MIGRATIONS: &[(i32, &str)] = &[
     (1, include_str!("sql/0001_schema.sql")),
     (2, include_str!("sql/0002_quarantine.sql")),
+    (3, include_str!("sql/0003_backfill.sql")),
 ];
 
 /// Serialises two setups against each other; ASCII "trellara".
@@ -165,12 +166,18 @@ const RIGHTS: &[(&str, &[&str])] = &[
     ("request", &["SELECT", "INSERT", "UPDATE", "DELETE"]),
     ("pause", &["SELECT", "INSERT", "UPDATE", "DELETE"]),
     ("audit", &["SELECT", "INSERT"]),
+    ("backfill", &["SELECT", "INSERT", "UPDATE"]),
+    // What came of a copy that is begun anew is void.
+    ("backfill_part", &["SELECT", "INSERT", "DELETE"]),
+    ("backfill_definition", &["SELECT", "INSERT", "UPDATE"]),
 ];
 /// What a role needs that sets a flow up in a schema that somebody else made.
 const RIGHTS_OF_SETUP: &[(&str, &[&str])] = &[
     ("state_version", &["SELECT"]),
     ("lane", &["SELECT", "INSERT", "UPDATE"]),
     ("applied", &["SELECT", "INSERT"]),
+    ("backfill", &["SELECT", "INSERT", "UPDATE"]),
+    ("backfill_definition", &["SELECT", "INSERT", "UPDATE"]),
 ];
 
 /// What the role that applies needs, beside its rights on the tables it writes.
@@ -276,6 +283,8 @@ pub async fn remove(client: &mut Client, flow: &str) -> Result<bool, SchemaError
         "watermark",
         "fence",
         "verify_run",
+        "backfill",
+        "backfill_definition",
         "lane",
     ] {
         let delete = format!("DELETE FROM trellara.{table} WHERE flow = $1");

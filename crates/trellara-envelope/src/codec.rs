@@ -20,6 +20,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use xxhash_rust::xxh3::Xxh3;
 
+use crate::copy::{CopyEvent, CopyHeader};
 use crate::{Body, Frame, FrameDigest, FrameKind, Header};
 
 /// The version this build writes and reads.
@@ -30,6 +31,9 @@ pub const FRAME_PREFIX_BYTES: usize = 24;
 pub const MAX_HEAD_BYTES: usize = 1 << 20;
 
 const MAGIC: &[u8; 4] = b"TRLF";
+/// Of the copy stream's frames, so that neither stream's can be taken for the other's.
+const COPY_MAGIC: &[u8; 4] = b"TRLC";
+const COPY_KIND: u8 = 1;
 const CHECKED_PREFIX_BYTES: usize = 16;
 
 /// The bytes are not a frame that this build can read, and why.
@@ -89,16 +93,12 @@ impl Frame {
 
     /// A frame from bytes; the payload is a slice of them, not a copy.
     pub fn decode(bytes: &Bytes) -> Result<Frame, DecodeError> {
-        let (kind, head, payload_at) = check_prefix(bytes)?;
-        let ((header, body), used): ((Header, Body), usize) =
-            bincode::serde::decode_from_slice(head, config())
-                .map_err(|error| DecodeError::Head(error.to_string()))?;
-        if used != head.len() {
-            return Err(DecodeError::Head(format!(
-                "{} bytes left over",
-                head.len() - used
-            )));
-        }
+        let (number, head, payload_at) = check_prefix(bytes, MAGIC)?;
+        let kind = FrameKind::ALL
+            .into_iter()
+            .find(|kind| *kind as u8 == number)
+            .ok_or(undefined_kind(number))?;
+        let (header, body): (Header, Body) = decode_head(head)?;
         if body.kind() != kind {
             return Err(DecodeError::Head(
                 "the kind differs from the prefix".to_owned(),
@@ -153,7 +153,44 @@ impl Frame {
 }
 
 fn encode(header: &Header, body: &Body, payload: &[u8]) -> Bytes {
-    let head = bincode::serde::encode_to_vec((header, body), config())
+    encode_as(MAGIC, body.kind() as u8, &(header, body), payload)
+}
+
+/// A frame of the copy stream: its kind says nothing, the event in its head does.
+pub(crate) fn encode_copy(header: &CopyHeader, event: &CopyEvent, payload: &[u8]) -> Bytes {
+    encode_as(COPY_MAGIC, COPY_KIND, &(header, event), payload)
+}
+
+/// The counterpart of [`encode_copy`].
+pub(crate) fn decode_copy(bytes: &Bytes) -> Result<((CopyHeader, CopyEvent), Bytes), DecodeError> {
+    let (kind, head, payload_at) = check_prefix(bytes, COPY_MAGIC)?;
+    if kind != COPY_KIND {
+        return Err(undefined_kind(kind));
+    }
+    Ok((decode_head(head)?, bytes.slice(payload_at..)))
+}
+
+fn decode_head<T: DeserializeOwned>(head: &[u8]) -> Result<T, DecodeError> {
+    let (value, used) = bincode::serde::decode_from_slice(head, config())
+        .map_err(|error| DecodeError::Head(error.to_string()))?;
+    if used != head.len() {
+        return Err(DecodeError::Head(format!(
+            "{} bytes left over",
+            head.len() - used
+        )));
+    }
+    Ok(value)
+}
+
+fn undefined_kind(kind: u8) -> DecodeError {
+    DecodeError::Undefined {
+        what: "kind",
+        value: u32::from(kind),
+    }
+}
+
+fn encode_as<H: Serialize>(magic: &[u8; 4], kind: u8, head: &H, payload: &[u8]) -> Bytes {
+    let head = bincode::serde::encode_to_vec(head, config())
         .expect("a head within its limits always encodes");
     assert!(
         head.len() <= MAX_HEAD_BYTES,
@@ -162,9 +199,9 @@ fn encode(header: &Header, body: &Body, payload: &[u8]) -> Bytes {
     let payload_len =
         u32::try_from(payload.len()).expect("the relay cuts payloads far below 4 GiB");
     let mut out = Vec::with_capacity(FRAME_PREFIX_BYTES + head.len() + payload.len());
-    out.extend_from_slice(MAGIC);
+    out.extend_from_slice(magic);
     out.push(FORMAT_VERSION);
-    out.push(body.kind() as u8);
+    out.push(kind);
     out.extend_from_slice(&0u16.to_be_bytes());
     out.extend_from_slice(&(head.len() as u32).to_be_bytes());
     out.extend_from_slice(&payload_len.to_be_bytes());
@@ -178,8 +215,12 @@ fn encode(header: &Header, body: &Body, payload: &[u8]) -> Bytes {
     out.into()
 }
 
-fn check_prefix(bytes: &[u8]) -> Result<(FrameKind, &[u8], usize), DecodeError> {
-    if bytes.len() < MAGIC.len() || &bytes[..MAGIC.len()] != MAGIC {
+/// Kind, head, and where the payload begins.
+fn check_prefix<'b>(
+    bytes: &'b [u8],
+    magic: &[u8; 4],
+) -> Result<(u8, &'b [u8], usize), DecodeError> {
+    if bytes.len() < magic.len() || &bytes[..magic.len()] != magic {
         return Err(DecodeError::Foreign);
     }
     let truncated = |need| DecodeError::Truncated {
@@ -215,14 +256,7 @@ fn check_prefix(bytes: &[u8]) -> Result<(FrameKind, &[u8], usize), DecodeError> 
             value: u32::from(flags),
         });
     }
-    let kind = FrameKind::ALL
-        .into_iter()
-        .find(|kind| *kind as u8 == bytes[5])
-        .ok_or(DecodeError::Undefined {
-            what: "kind",
-            value: u32::from(bytes[5]),
-        })?;
-    Ok((kind, &bytes[FRAME_PREFIX_BYTES..payload_at], payload_at))
+    Ok((bytes[5], &bytes[FRAME_PREFIX_BYTES..payload_at], payload_at))
 }
 
 /// A small value that is not a frame: magic, version, checksum, bincode.
@@ -255,13 +289,5 @@ pub(crate) fn decode_plain<T: DeserializeOwned>(
     if xxhash_rust::xxh3::xxh3_64(body).to_be_bytes() != bytes[5..13] {
         return Err(DecodeError::Checksum);
     }
-    let (value, used) = bincode::serde::decode_from_slice(body, config())
-        .map_err(|error| DecodeError::Head(error.to_string()))?;
-    if used != body.len() {
-        return Err(DecodeError::Head(format!(
-            "{} bytes left over",
-            body.len() - used
-        )));
-    }
-    Ok(value)
+    decode_head(body)
 }

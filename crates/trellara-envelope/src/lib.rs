@@ -9,6 +9,7 @@
 
 mod aborted;
 mod codec;
+mod copy;
 mod digest;
 mod frame;
 mod halt;
@@ -21,6 +22,7 @@ mod report;
 
 pub use aborted::AbortedSet;
 pub use codec::{DecodeError, FORMAT_VERSION, FRAME_PREFIX_BYTES, MAX_HEAD_BYTES};
+pub use copy::{CopyBegin, CopyEvent, CopyFrame, CopyHeader, CopyOrder, CopyTable, CopyWanted};
 pub use digest::{FrameDigest, RunningDigest, TransactionHash};
 pub use frame::{
     Abort, AbortedRange, Body, BundleEntry, Chunk, Frame, FrameKind, Genesis, Header, Heartbeat,

@@ -41,6 +41,22 @@ impl FlowName {
         format!("trellara.{}.>", self.0)
     }
 
+    /// Name of the JetStream stream that a copy travels in, while there is one.
+    pub fn copy_stream(&self) -> String {
+        format!("TRELLARA_{}_COPY", self.0)
+    }
+
+    /// The one subject of the copy stream. It lies outside of `trellara.<flow>.>`, which the
+    /// transaction stream holds: two streams cannot hold one subject.
+    pub fn copy_subject(&self) -> String {
+        format!("trellara-copy.{}", self.0)
+    }
+
+    /// The core subject of copy orders; in no stream, like position reports.
+    pub fn copy_order_subject(&self) -> String {
+        format!("trellara-copy-order.{}", self.0)
+    }
+
     /// Subject of one lane's bundles and manifests.
     pub fn transactions_subject(&self, lane: Lane) -> String {
         format!("trellara.{}.tx.{lane}", self.0)

@@ -10,6 +10,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
+use trellara_envelope::Xid;
+
 use crate::Session;
 
 /// Between two looks; the longest wait ever measured was 26 ms.
@@ -71,6 +73,15 @@ impl fmt::Display for Snapshot {
 impl Snapshot {
     fn runs(&self, xid: u64) -> bool {
         self.in_progress.binary_search(&xid).is_ok()
+    }
+
+    /// Whether a transaction that has committed is in this snapshot, by its 32-bit id; ids are
+    /// understood within two thousand million of the snapshot's own, as the server does.
+    pub fn sees(&self, xid: Xid) -> bool {
+        #[expect(clippy::cast_possible_truncation, reason = "ids wrap around by design")]
+        let behind = (self.xmax as u32).wrapping_sub(xid.0).cast_signed();
+        let xid = self.xmax.wrapping_add_signed(-i64::from(behind));
+        behind > 0 && !self.runs(xid)
     }
 
     /// Transactions that this (exported) snapshot calls finished and `now` does not: those listed
@@ -215,6 +226,28 @@ mod tests {
         assert_eq!(exported.pending(&snapshot("20:20:")), Vec::<u64>::new());
         assert_eq!(exported.pending(&snapshot("5:30:5,15,20")), vec![5, 15]);
         assert_eq!(exported.pending(&snapshot("18:18:")), vec![18, 19]);
+    }
+
+    #[test]
+    fn a_snapshot_sees_what_was_over_by_its_32_bit_id() {
+        let low = snapshot("10:20:12,14");
+        for (xid, seen) in [(9, true), (10, true), (12, false), (19, true), (20, false)] {
+            assert_eq!(low.sees(Xid(xid)), seen, "{xid}");
+        }
+        // Two epochs on, just behind the wrap-around.
+        let wrapped = snapshot("8589934590:8589934602:8589934591,8589934600");
+        for (xid, seen) in [
+            (u32::MAX - 2, true),
+            (u32::MAX - 1, true),
+            (u32::MAX, false),
+            (3, true),
+            (8, false),
+            (9, true),
+            (10, false),
+            (11, false),
+        ] {
+            assert_eq!(wrapped.sees(Xid(xid)), seen, "{xid}");
+        }
     }
 
     #[test]

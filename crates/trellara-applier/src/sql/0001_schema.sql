@@ -227,4 +227,4 @@ $prune$;
 REVOKE ALL ON FUNCTION
     trellara.prune(text, integer, bigint, interval, pg_lsn, bigint, integer) FROM PUBLIC;
 
-INSERT INTO trellara.state_version (version) VALUES (2) ON CONFLICT (only_row) DO NOTHING;
+INSERT INTO trellara.state_version (version) VALUES (3) ON CONFLICT (only_row) DO NOTHING;

@@ -1,0 +1,163 @@
+//! Whether a transaction's change of a table is in the table's copy already. Pure.
+
+use std::collections::HashMap;
+
+use trellara_envelope::{CopyTable, Lsn, Xid};
+
+use super::store::{CopyState, TableCopy};
+
+/// What a change of a table means while the table has a copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bearing {
+    /// The copy has nothing to do with it, or its snapshot did not see it.
+    Apply,
+    /// The copy has it.
+    LeaveOut,
+    /// The copy is not in yet: nothing of the transaction may be applied before it is.
+    Wait,
+}
+
+/// All copies of a flow that still have a say.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Copies {
+    tables: HashMap<CopyTable, TableCopy>,
+}
+
+impl Copies {
+    /// Of the rows of `trellara.backfill`.
+    pub fn of(rows: impl IntoIterator<Item = TableCopy>) -> Self {
+        let tables = rows.into_iter().map(|copy| (copy.table.clone(), copy));
+        Self {
+            tables: tables.collect(),
+        }
+    }
+
+    /// Nothing is being copied, and nothing ever was.
+    pub fn is_empty(&self) -> bool {
+        self.tables.is_empty()
+    }
+
+    /// Whether a transaction's tables have to be looked at: some copy is not in, or the lane has
+    /// not passed what its snapshot saw.
+    pub fn has_a_say(&self, lane: Lsn) -> bool {
+        self.tables.values().any(|copy| match copy.state {
+            CopyState::Wanted | CopyState::Copying | CopyState::Failed => true,
+            CopyState::Loaded => copy.converges_at.is_some_and(|at| lane < at),
+            CopyState::Done | CopyState::Kept | CopyState::Removed => false,
+        })
+    }
+
+    /// Whether the lane stands still: a table of the flow's first copy is not in.
+    pub fn holds_lane(&self) -> bool {
+        self.tables
+            .values()
+            .any(|copy| copy.initial && !copy.state.is_in())
+    }
+
+    /// What the change of a table means, in a transaction of this id that committed there.
+    ///
+    /// Every transaction that a snapshot sees committed before [`TableCopy::converges_at`], so an id
+    /// that is used again years later is never mistaken.
+    pub fn bearing(&self, table: &CopyTable, xid: Xid, commit_lsn: Lsn) -> Bearing {
+        let Some(copy) = self.tables.get(table) else {
+            return Bearing::Apply;
+        };
+        match copy.state {
+            CopyState::Wanted | CopyState::Copying | CopyState::Failed => Bearing::Wait,
+            CopyState::Kept | CopyState::Removed => Bearing::Apply,
+            CopyState::Loaded | CopyState::Done => match (&copy.snapshot, copy.converges_at) {
+                (Some(snapshot), Some(converges_at))
+                    if commit_lsn < converges_at && snapshot.sees(xid) =>
+                {
+                    Bearing::LeaveOut
+                }
+                _ => Bearing::Apply,
+            },
+        }
+    }
+
+    /// The tables that are in and that the lane, standing at `lane`, has passed.
+    pub fn converged(&self, lane: Lsn) -> Vec<&TableCopy> {
+        let passed = |copy: &&TableCopy| {
+            copy.state == CopyState::Loaded && copy.converges_at.is_some_and(|at| at <= lane)
+        };
+        self.tables.values().filter(passed).collect()
+    }
+
+    /// All of them.
+    pub fn tables(&self) -> impl Iterator<Item = &TableCopy> {
+        self.tables.values()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn copy(state: CopyState) -> TableCopy {
+        TableCopy {
+            initial: true,
+            snapshot: Some("100:110:103,107".parse().expect("a snapshot")),
+            converges_at: Some(Lsn(0x500)),
+            ..TableCopy::wanted(table(), true)
+        }
+        .in_state(state)
+    }
+
+    fn table() -> CopyTable {
+        CopyTable {
+            schema: "public".into(),
+            name: "t".into(),
+        }
+    }
+
+    fn bearing(state: CopyState, xid: u32, commit: u64) -> Bearing {
+        Copies::of([copy(state)]).bearing(&table(), Xid(xid), Lsn(commit))
+    }
+
+    #[test]
+    fn what_the_snapshot_saw_is_left_out_and_nothing_else() {
+        for state in [CopyState::Loaded, CopyState::Done] {
+            for (xid, seen) in [
+                (99, true),
+                (102, true),
+                (103, false),
+                (107, false),
+                (110, false),
+            ] {
+                let expected = if seen {
+                    Bearing::LeaveOut
+                } else {
+                    Bearing::Apply
+                };
+                assert_eq!(bearing(state, xid, 0x400), expected, "{xid}");
+                assert_eq!(
+                    bearing(state, xid, 0x500),
+                    Bearing::Apply,
+                    "{xid} used again"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_of_a_table_is_applied_before_its_copy_is_in() {
+        for state in [CopyState::Wanted, CopyState::Copying, CopyState::Failed] {
+            assert_eq!(bearing(state, 99, 0x400), Bearing::Wait);
+            assert!(Copies::of([copy(state)]).holds_lane());
+            assert!(Copies::of([copy(state)]).has_a_say(Lsn(0x900)));
+        }
+        for state in [CopyState::Kept, CopyState::Removed] {
+            assert_eq!(bearing(state, 99, 0x400), Bearing::Apply);
+        }
+    }
+
+    #[test]
+    fn a_copy_has_no_say_behind_what_it_saw() {
+        let copies = Copies::of([copy(CopyState::Loaded)]);
+        assert!(copies.has_a_say(Lsn(0x4ff)) && !copies.has_a_say(Lsn(0x500)));
+        assert!(copies.converged(Lsn(0x4ff)).is_empty());
+        assert_eq!(copies.converged(Lsn(0x500)).len(), 1);
+        assert!(!copies.holds_lane());
+    }
+}

@@ -1,0 +1,165 @@
+//! `trellara.backfill` as values.
+
+use tokio_postgres::{GenericClient, Row};
+use trellara_envelope::{CopyTable, FlowName, Incarnation, Lsn};
+use trellara_postgres::settle::Snapshot;
+
+/// How far a table's copy is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CopyState {
+    /// Asked for, not begun.
+    Wanted,
+    /// Rows are coming.
+    Copying,
+    /// All rows are in; the lane has not passed what the snapshot saw.
+    Loaded,
+    /// And it has.
+    Done,
+    /// An operator is needed.
+    Failed,
+    /// The rows that were there are taken for those of the source.
+    Kept,
+    /// The table left the flow.
+    Removed,
+}
+
+impl CopyState {
+    const ALL: [CopyState; 7] = [
+        CopyState::Wanted,
+        CopyState::Copying,
+        CopyState::Loaded,
+        CopyState::Done,
+        CopyState::Failed,
+        CopyState::Kept,
+        CopyState::Removed,
+    ];
+
+    /// As the table says it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            CopyState::Wanted => "wanted",
+            CopyState::Copying => "copying",
+            CopyState::Loaded => "loaded",
+            CopyState::Done => "done",
+            CopyState::Failed => "failed",
+            CopyState::Kept => "kept",
+            CopyState::Removed => "removed",
+        }
+    }
+
+    /// Whether nothing is waited for any more.
+    pub fn is_in(self) -> bool {
+        match self {
+            CopyState::Wanted | CopyState::Copying | CopyState::Failed => false,
+            CopyState::Loaded | CopyState::Done | CopyState::Kept | CopyState::Removed => true,
+        }
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|state| state.as_str() == text)
+    }
+}
+
+/// A row of `trellara.backfill`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TableCopy {
+    /// The table.
+    pub table: CopyTable,
+    /// Which copy of it.
+    pub generation: u32,
+    /// How far it is.
+    pub state: CopyState,
+    /// Whether the lane stands still until it is in.
+    pub initial: bool,
+    /// Oid on the source.
+    pub relation: Option<u32>,
+    /// Who writes it.
+    pub writer: Option<Incarnation>,
+    /// What its rows were read under.
+    pub snapshot: Option<Snapshot>,
+    /// Whatever the snapshot saw committed before this.
+    pub converges_at: Option<Lsn>,
+    /// What the source estimated, in rows and bytes.
+    pub estimated: (u64, u64),
+    /// Parts of all of it, once known.
+    pub parts: Option<u32>,
+    /// Rows and bytes that are in.
+    pub loaded: (u64, u64),
+    /// Why it failed, or was begun anew last.
+    pub reason: Option<String>,
+    /// What may be done about it.
+    pub hint: Option<String>,
+}
+
+impl TableCopy {
+    /// A copy that was just asked for.
+    pub fn wanted(table: CopyTable, initial: bool) -> Self {
+        Self {
+            table,
+            generation: 1,
+            state: CopyState::Wanted,
+            initial,
+            relation: None,
+            writer: None,
+            snapshot: None,
+            converges_at: None,
+            estimated: (0, 0),
+            parts: None,
+            loaded: (0, 0),
+            reason: None,
+            hint: None,
+        }
+    }
+
+    /// The same in another state.
+    #[must_use]
+    pub fn in_state(self, state: CopyState) -> Self {
+        Self { state, ..self }
+    }
+}
+
+const READ: &str = "\
+SELECT schema_name, table_name, generation, state, initial, relation, writer, snapshot, \
+       converges_at::text, estimated_rows, estimated_bytes, parts, rows, bytes, reason, hint \
+  FROM trellara.backfill WHERE flow = $1 ORDER BY schema_name, table_name";
+
+/// All copies of a flow, by table.
+///
+/// # Errors
+/// The server's; a row that this build cannot read is one too.
+pub async fn read(
+    client: &impl GenericClient,
+    flow: &FlowName,
+) -> Result<Vec<TableCopy>, tokio_postgres::Error> {
+    let rows = client.query(READ, &[&flow.as_str()]).await?;
+    rows.iter().map(copy).collect()
+}
+
+fn copy(row: &Row) -> Result<TableCopy, tokio_postgres::Error> {
+    let number = |at: usize| Ok(row.try_get::<_, i64>(at)?.cast_unsigned());
+    let text = |at: usize| row.try_get::<_, Option<String>>(at);
+    // The table's own checks leave nothing else in these columns.
+    let state = CopyState::parse(row.try_get(3)?).unwrap_or(CopyState::Failed);
+    Ok(TableCopy {
+        table: CopyTable {
+            schema: row.try_get(0)?,
+            name: row.try_get(1)?,
+        },
+        generation: row.try_get::<_, i32>(2)?.cast_unsigned(),
+        state,
+        initial: row.try_get(4)?,
+        relation: row
+            .try_get::<_, Option<i64>>(5)?
+            .and_then(|oid| u32::try_from(oid).ok()),
+        writer: row
+            .try_get::<_, Option<i64>>(6)?
+            .map(|writer| Incarnation(writer.cast_unsigned())),
+        snapshot: text(7)?.and_then(|text| text.parse().ok()),
+        converges_at: text(8)?.and_then(|text| text.parse().ok()),
+        estimated: (number(9)?, number(10)?),
+        parts: row.try_get::<_, Option<i32>>(11)?.map(i32::cast_unsigned),
+        loaded: (number(12)?, number(13)?),
+        reason: text(14)?,
+        hint: text(15)?,
+    })
+}

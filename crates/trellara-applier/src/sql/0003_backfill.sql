@@ -1,0 +1,74 @@
+-- Version 3: what a copy has brought into the target, and what of it is still to come.
+
+-- One row for each table whose rows a copy brings, or brought. It stays when the copy is in: the
+-- snapshot says for ever which transactions were in it, and whoever applies one of them later, out
+-- of quarantine, leaves out what it did to this table.
+CREATE TABLE IF NOT EXISTS trellara.backfill (
+    flow            text        NOT NULL,
+    schema_name     text        NOT NULL,
+    table_name      text        NOT NULL,
+    -- Raised whenever what came of a copy is void and it has to be begun anew.
+    generation      integer     NOT NULL DEFAULT 1 CHECK (generation > 0),
+    -- wanted: not begun. copying: rows are coming. loaded: all rows are in, and the lane has not
+    -- passed converges_at yet. done: and it has. failed: an operator is needed. kept: the rows that
+    -- were there are taken for those of the source. removed: the table left the flow.
+    state           text        NOT NULL DEFAULT 'wanted' CHECK (state IN
+        ('wanted', 'copying', 'loaded', 'done', 'failed', 'kept', 'removed')),
+    -- Whether the lane stands still until it is in: of a flow's first copy, so that the target never
+    -- shows some tables later than others. Otherwise the lane stops where the table is touched first.
+    initial         boolean     NOT NULL,
+    -- What the source said when the copy began; empty tables are found by setup, which has no writer.
+    relation        bigint,
+    columns         text[],
+    writer          bigint,
+    -- As pg_current_snapshot() printed it.
+    snapshot        text,
+    converges_at    pg_lsn,
+    estimated_rows  bigint      NOT NULL DEFAULT 0,
+    estimated_bytes bigint      NOT NULL DEFAULT 0,
+    -- How many parts there are, once the writer has said it.
+    parts           integer     CHECK (parts >= 0),
+    -- Of the parts that are in.
+    rows            bigint      NOT NULL DEFAULT 0 CHECK (rows >= 0),
+    bytes           bigint      NOT NULL DEFAULT 0 CHECK (bytes >= 0),
+    -- Why it failed, or was begun anew last.
+    reason          text,
+    hint            text,
+    asked_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
+    started_at      timestamptz,
+    loaded_at       timestamptz,
+    changed_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (flow, schema_name, table_name),
+    CHECK (state NOT IN ('copying', 'loaded', 'done') OR (snapshot IS NOT NULL AND converges_at IS NOT NULL)),
+    CHECK (state <> 'failed' OR reason IS NOT NULL)
+);
+
+-- The ledger of the copy: a part's rows and its row here commit together, or neither does.
+CREATE TABLE IF NOT EXISTS trellara.backfill_part (
+    flow        text        NOT NULL,
+    schema_name text        NOT NULL,
+    table_name  text        NOT NULL,
+    generation  integer     NOT NULL,
+    writer      bigint      NOT NULL,
+    part        integer     NOT NULL CHECK (part >= 0),
+    rows        bigint      NOT NULL CHECK (rows >= 0),
+    bytes       bigint      NOT NULL CHECK (bytes >= 0),
+    digest      bytea       NOT NULL CHECK (length(digest) = 16),
+    loaded_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (flow, schema_name, table_name, part),
+    FOREIGN KEY (flow, schema_name, table_name) REFERENCES trellara.backfill ON DELETE CASCADE
+);
+
+-- Indexes and foreign keys of the target that were put off until a copy is in, as they were.
+CREATE TABLE IF NOT EXISTS trellara.backfill_definition (
+    flow        text        NOT NULL,
+    schema_name text        NOT NULL,
+    table_name  text        NOT NULL,
+    name        text        NOT NULL,
+    -- foreign keys come last: they need the indexes of other tables
+    kind        text        NOT NULL CHECK (kind IN ('index', 'constraint', 'foreign key')),
+    definition  text        NOT NULL,
+    restored_at timestamptz,
+    noted_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (flow, schema_name, table_name, kind, name)
+);
