@@ -41,7 +41,9 @@ impl Copies {
     /// not passed what its snapshot saw.
     pub fn has_a_say(&self, lane: Lsn) -> bool {
         self.tables.values().any(|copy| match copy.state {
-            CopyState::Wanted | CopyState::Copying | CopyState::Failed => true,
+            CopyState::Announced | CopyState::Wanted | CopyState::Copying | CopyState::Failed => {
+                true
+            }
             CopyState::Loaded => copy.converges_at.is_some_and(|at| lane < at),
             CopyState::Done | CopyState::Kept | CopyState::Removed => false,
         })
@@ -63,7 +65,9 @@ impl Copies {
             return Bearing::Apply;
         };
         match copy.state {
-            CopyState::Wanted | CopyState::Copying | CopyState::Failed => Bearing::Wait,
+            CopyState::Announced | CopyState::Wanted | CopyState::Copying | CopyState::Failed => {
+                Bearing::Wait
+            }
             CopyState::Kept | CopyState::Removed => Bearing::Apply,
             CopyState::Loaded | CopyState::Done => match (&copy.snapshot, copy.converges_at) {
                 (Some(snapshot), Some(converges_at))

@@ -7,6 +7,9 @@ use trellara_postgres::settle::Snapshot;
 /// How far a table's copy is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CopyState {
+    /// The table joins the flow; it is ordered when transactions that began before are over, whose
+    /// earlier changes of it the stream does not have.
+    Announced,
     /// Asked for, not begun.
     Wanted,
     /// Rows are coming.
@@ -24,7 +27,8 @@ pub enum CopyState {
 }
 
 impl CopyState {
-    const ALL: [CopyState; 7] = [
+    const ALL: [CopyState; 8] = [
+        CopyState::Announced,
         CopyState::Wanted,
         CopyState::Copying,
         CopyState::Loaded,
@@ -37,6 +41,7 @@ impl CopyState {
     /// As the table says it.
     pub fn as_str(self) -> &'static str {
         match self {
+            CopyState::Announced => "announced",
             CopyState::Wanted => "wanted",
             CopyState::Copying => "copying",
             CopyState::Loaded => "loaded",
@@ -50,7 +55,9 @@ impl CopyState {
     /// Whether nothing is waited for any more.
     pub fn is_in(self) -> bool {
         match self {
-            CopyState::Wanted | CopyState::Copying | CopyState::Failed => false,
+            CopyState::Announced | CopyState::Wanted | CopyState::Copying | CopyState::Failed => {
+                false
+            }
             CopyState::Loaded | CopyState::Done | CopyState::Kept | CopyState::Removed => true,
         }
     }

@@ -9,11 +9,12 @@ CREATE TABLE IF NOT EXISTS trellara.backfill (
     table_name      text        NOT NULL,
     -- Raised whenever what came of a copy is void and it has to be begun anew.
     generation      integer     NOT NULL DEFAULT 1 CHECK (generation > 0),
+    -- announced: the table joins the flow, and transactions that began before are still open.
     -- wanted: not begun. copying: rows are coming. loaded: all rows are in, and the lane has not
     -- passed converges_at yet. done: and it has. failed: an operator is needed. kept: the rows that
     -- were there are taken for those of the source. removed: the table left the flow.
     state           text        NOT NULL DEFAULT 'wanted' CHECK (state IN
-        ('wanted', 'copying', 'loaded', 'done', 'failed', 'kept', 'removed')),
+        ('announced', 'wanted', 'copying', 'loaded', 'done', 'failed', 'kept', 'removed')),
     -- Whether the lane stands still until it is in: of a flow's first copy, so that the target never
     -- shows some tables later than others. Otherwise the lane stops where the table is touched first.
     initial         boolean     NOT NULL,
