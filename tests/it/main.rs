@@ -15,6 +15,7 @@
 //! - `verify`: the judge says "equal" of what is, and finds what is not.
 //! - `pause`: the target stands still because somebody wants it to.
 //! - `runbook`: a page for each halt, and no page that says what is not so.
+//! - `upgrade`: what an older build set up goes on.
 //! - `types`, `identity`, `names`, `protocol`, `restart`: cases from the field, each a test named
 //!   after its number.
 
@@ -49,4 +50,5 @@ mod scenario;
 mod soak;
 mod stall;
 mod types;
+mod upgrade;
 mod verify;

@@ -104,10 +104,19 @@ pub async fn install(client: &mut Client) -> Result<TargetIdentity, SchemaError>
 
 /// Reads version and identity; an error when there is no schema or another version of it.
 pub async fn identity(client: &Client) -> Result<TargetIdentity, SchemaError> {
+    let identity = installed(client).await?.ok_or(SchemaError::Missing)?;
+    match identity.version {
+        found if found < SCHEMA_VERSION => Err(SchemaError::Older { found }),
+        _ => Ok(identity),
+    }
+}
+
+/// The same of a schema that [`install`] may still have to bring up to date: it is this target
+/// whatever its version. `None` where there is no schema.
+pub async fn installed(client: &Client) -> Result<Option<TargetIdentity>, SchemaError> {
     match version(client).await? {
-        None => return Err(SchemaError::Missing),
+        None => return Ok(None),
         Some(found) if found > SCHEMA_VERSION => return Err(SchemaError::Newer { found }),
-        Some(found) if found < SCHEMA_VERSION => return Err(SchemaError::Older { found }),
         Some(_) => {}
     }
     let row = client
@@ -117,11 +126,11 @@ pub async fn identity(client: &Client) -> Result<TargetIdentity, SchemaError> {
             &[],
         )
         .await?;
-    Ok(TargetIdentity {
+    Ok(Some(TargetIdentity {
         version: row.get(0),
         target_id: row.get(1),
         system_id: row.get::<_, i64>(2).cast_unsigned(),
-    })
+    }))
 }
 
 async fn version(client: &Client) -> Result<Option<i32>, SchemaError> {

@@ -45,7 +45,7 @@ fn postgres_url(version: u32) -> String {
     server.unwrap().url("postgres")
 }
 
-fn nats_url() -> String {
+pub(crate) fn nats_url() -> String {
     if let Ok(url) = std::env::var(shared::NATS_VARIABLE) {
         return url;
     }
@@ -287,14 +287,15 @@ impl Flow {
         Self::on(Target::with(version, latin).await, nats_url()).await
     }
 
-    async fn on(target: Target, url: String) -> Self {
+    pub(crate) async fn on(target: Target, url: String) -> Self {
         let name: FlowName = target.name.parse().unwrap();
         let options = NatsOptions {
             url,
             ..NatsOptions::default()
         };
         let broker = Broker::connect(&options).await.unwrap();
-        let identity = schema::identity(&target.client).await.unwrap();
+        let identity = schema::installed(&target.client).await.unwrap();
+        let identity = identity.expect("a schema");
         let mut spec = StreamSpec::new(name.clone(), 64 << 20);
         spec.target = Some(identity.registration());
         let facts = topology::create(&broker, &spec).await.unwrap();

@@ -18,3 +18,4 @@ mod rewind;
 mod stall;
 mod stream;
 mod trim;
+mod upgrade;

@@ -91,6 +91,7 @@ impl Work<'_> {
                     format!("target {} has schema trellara", self.registration),
                 ))
             }
+            Action::UpgradeSchema => self.upgrade_schema().await,
             Action::RecordIntent => {
                 self.record(FlowState::Intended, None).await?;
                 Ok(step(
@@ -138,6 +139,22 @@ impl Work<'_> {
 
     /// C is written down before the stream knows it: a crash behind this line finds a slot that
     /// stands exactly where the intent says.
+    async fn upgrade_schema(&mut self) -> Result<Step, Failure> {
+        let identity = schema::install(&mut self.sessions.target.client).await;
+        let identity = identity.map_err(|error| {
+            Failure::from_error(Exit::Rights, &error)
+                .hint("run setup as the role that owns schema trellara")
+        })?;
+        Ok(step(
+            "schema",
+            format!(
+                "schema trellara has version {}; grant on its new tables what \
+                 config/postgres/target.sql does",
+                identity.version
+            ),
+        ))
+    }
+
     async fn use_point(&mut self, point: Lsn) -> Result<(), Failure> {
         self.consistent_point = Some(point);
         self.record(FlowState::Intended, Some(point)).await

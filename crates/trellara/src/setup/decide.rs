@@ -1,6 +1,7 @@
 //! What to do about what was found. Pure: the tests walk through every crash window of setup.
 
 use trellara_applier::lane::FlowState;
+use trellara_applier::schema::SCHEMA_VERSION;
 use trellara_envelope::{Body, HaltCode, Lsn};
 
 use super::found::Found;
@@ -21,6 +22,8 @@ pub(crate) enum Action {
     CreatePublication,
     /// The target's `trellara` schema.
     InstallSchema,
+    /// The same of an older build, with all that is in it.
+    UpgradeSchema,
     /// The flow's row in the target, before anything else of it exists.
     RecordIntent,
     CreateStream,
@@ -42,6 +45,9 @@ impl Action {
         match self {
             Action::CreatePublication => "create the publication".to_owned(),
             Action::InstallSchema => "create schema trellara in the target".to_owned(),
+            Action::UpgradeSchema => {
+                format!("bring schema trellara in the target to version {SCHEMA_VERSION}")
+            }
             Action::RecordIntent => "write the intent into the target".to_owned(),
             Action::CreateStream => "create the stream".to_owned(),
             Action::RegisterTarget => "register the target in the stream".to_owned(),
@@ -66,6 +72,8 @@ pub(super) fn decide(found: &Found, choices: Choices) -> Result<Vec<Action>, Fai
     }
     if found.registration.is_none() {
         actions.push(Action::InstallSchema);
+    } else if found.outdated {
+        actions.push(Action::UpgradeSchema);
     }
     match found.intent.as_ref().map(|intent| intent.state) {
         Some(FlowState::Removing) => {

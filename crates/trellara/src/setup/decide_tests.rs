@@ -35,6 +35,7 @@ fn nothing() -> Found {
         differences: Vec::new(),
         tail: None,
         registration: None,
+        outdated: false,
         intent: None,
         checkpoint: None,
         history: history(),
@@ -182,6 +183,17 @@ fn c52_a_first_setup_goes_in_the_order_that_survives_crashes() {
             Action::WriteLedger,
         ],
     );
+}
+
+/// A flow that an older build set up keeps its stream, its slot and its place in them.
+#[test]
+fn an_older_schema_is_brought_up_to_date_and_nothing_else() {
+    let found = with_intent(with_publication(nothing()), FlowState::Ready, Some(C));
+    let found = with_slot(with_stream(found, Some(US)), LATER);
+    let mut found = with_genesis(found, C);
+    check(&found, PLAIN, &[]);
+    found.outdated = true;
+    check(&found, PLAIN, &[Action::UpgradeSchema]);
 }
 
 #[test]

@@ -25,6 +25,8 @@ pub(super) struct Found {
     pub(super) tail: Option<Frame>,
     /// `{target id}@{system id}`, once the schema is there.
     pub(super) registration: Option<String>,
+    /// An older build made that schema.
+    pub(super) outdated: bool,
     pub(super) intent: Option<lane::FlowIntent>,
     pub(super) checkpoint: Option<Checkpoint>,
     pub(super) history: SourceHistory,
@@ -53,9 +55,9 @@ pub(super) async fn read(config: &Config, broker: &Broker) -> Result<Found, Fail
         Some(stream) if stream.messages > 0 => read_tail(broker, &stream.name).await?,
         _ => None,
     };
-    let registration = match schema::identity(&target.client).await {
-        Ok(identity) => Some(identity.registration()),
-        Err(schema::SchemaError::Missing | schema::SchemaError::Older { .. }) => None,
+    // One of an older version is this target all the same, and knows its flows.
+    let installed = match schema::installed(&target.client).await {
+        Ok(installed) => installed,
         Err(error) => {
             let exit = match &error {
                 schema::SchemaError::Server(fault) if fault.sqlstate == "42501" => Exit::Rights,
@@ -65,6 +67,10 @@ pub(super) async fn read(config: &Config, broker: &Broker) -> Result<Found, Fail
             return Err(Failure::from_error(exit, &error));
         }
     };
+    let outdated = installed
+        .as_ref()
+        .is_some_and(|identity| identity.version < schema::SCHEMA_VERSION);
+    let registration = installed.map(|identity| identity.registration());
     let (intent, checkpoint) = match &registration {
         Some(_) => (
             lane::read_intent(&target.client, &config.flow, Lane(0)).await?,
@@ -82,6 +88,7 @@ pub(super) async fn read(config: &Config, broker: &Broker) -> Result<Found, Fail
         differences,
         tail,
         registration,
+        outdated,
         intent,
         checkpoint,
         history: link::history(config).await?,

@@ -34,7 +34,9 @@ pub(super) async fn undo(
             Action::RecordIntent => forget(work).await,
             Action::InstallSchema => remove_schema(work).await,
             Action::CreatePublication => drop_publication(work).await,
-            Action::RegisterTarget
+            // The older one is of no use to anybody who runs this build.
+            Action::UpgradeSchema
+            | Action::RegisterTarget
             | Action::UseSlot(_)
             | Action::WriteGenesis(_)
             | Action::WriteLedger => continue,
