@@ -39,6 +39,17 @@ pub(crate) const DEDUP_MEMORY_LEAST: u64 = 1 << 20;
 /// the history is shorter: a relay that begins anew sends what its slot still has.
 pub(crate) const DEDUP_WINDOW_LEAST: Duration = Duration::from_secs(3600);
 
+/// Two sessions at each end: enough to keep one of them busy while another waits, and not a load
+/// that a busy source would notice.
+pub(crate) const BACKFILL_WORKERS: usize = 2;
+/// Above it sessions wait for each other, and for the disks.
+pub(crate) const BACKFILL_WORKERS_MOST: usize = 32;
+/// Rows on their way: they are deleted as soon as they are in, so this is no measure of what can be
+/// copied, only of how far the source's end may run ahead of the target's.
+pub(crate) const BACKFILL_BYTES: u64 = 256 << 20;
+/// Below it hardly a row of some size would fit.
+pub(crate) const BACKFILL_BYTES_LEAST: u64 = 4 << 20;
+
 /// Less could not hold one batch, and a limit that the first transaction reaches is no limit but
 /// `policy: halt`.
 pub(crate) const QUARANTINE_BYTES_LEAST: u64 = 1 << 20;

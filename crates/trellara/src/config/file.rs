@@ -244,6 +244,7 @@ section!(
         workers: Written,
         existing: Written,
         ddl: Written,
+        max_bytes: Written,
     }
 );
 section!(

@@ -236,27 +236,33 @@ pub(crate) const KEYS: &[Key] = &[
     ),
     now(
         "backfill.mode",
-        "none",
-        None,
-        "`none`: rows that exist already are not copied, the target was loaded by other means. Absent: source tables that hold rows are refused.",
+        "copy | none",
+        Some("copy"),
+        "What becomes of the rows that the source holds already. copy: they are copied before the changes, with no step of your own. none: the target was loaded by other means.",
     ),
-    later(
+    now(
         "backfill.workers",
-        "number",
-        "2",
-        "Sessions that read the source in parallel.",
+        "1 to 32",
+        Some("2"),
+        "Sessions that read the source at the same time, and as many that write to the target.",
     ),
-    later(
+    now(
         "backfill.existing",
         "refuse | truncate | keep",
-        "refuse",
-        "What to do with rows that are already in the target.",
+        Some("refuse"),
+        "What to do with rows that are in the target when the flow begins. refuse: setup stops. truncate: they are deleted before the table is copied. keep: they are taken for those of the source, and the table is not copied.",
     ),
-    later(
+    now(
         "backfill.ddl",
         "none | create",
-        "none",
-        "Whether missing target tables are created.",
+        Some("none"),
+        "Whether setup creates the tables that the target lacks, as the source defines them.",
+    ),
+    now(
+        "backfill.max_bytes",
+        "size",
+        Some("256MiB"),
+        "Limit of the stream that carries the copied rows, at least 4MiB; what is in the target is deleted from it, so a copy of any size fits.",
     ),
     now(
         "apply.batch_bytes",

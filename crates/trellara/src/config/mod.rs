@@ -2,6 +2,7 @@
 //!
 //! Only this module knows YAML and environment variables; the libraries receive plain structs.
 
+mod backfill;
 mod defaults;
 mod expand;
 mod file;

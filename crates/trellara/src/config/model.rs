@@ -17,15 +17,41 @@ pub(crate) struct Config {
     pub(crate) source: Source,
     pub(crate) target: Target,
     pub(crate) nats: Nats,
+    pub(crate) backfill: BackfillConfig,
     pub(crate) process: Process,
+}
+
+/// What becomes of the rows that are there before the flow begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct BackfillConfig {
+    /// Whether they are copied; otherwise the operator says that the target was loaded by other
+    /// means.
+    pub(crate) copy: bool,
+    /// Sessions that read the source, and as many that write to the target.
+    pub(crate) workers: usize,
+    /// What becomes of rows that the target has already.
+    pub(crate) existing: Existing,
+    /// Whether setup creates the tables that the target lacks.
+    pub(crate) create_tables: bool,
+    /// Limit of the copy's stream, bytes.
+    pub(crate) max_bytes: u64,
+}
+
+/// `backfill.existing`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Existing {
+    /// Setup refuses them.
+    Refuse,
+    /// They are deleted before the copy.
+    Truncate,
+    /// They are taken for those of the source, which is not copied.
+    Keep,
 }
 
 /// How the daemons behave.
 #[derive(Debug, Clone)]
 pub(crate) struct Process {
     pub(crate) listen: Listen,
-    /// `backfill.mode: none`: the operator says that the target was loaded by other means.
-    pub(crate) rows_loaded_elsewhere: bool,
     pub(crate) batch_bytes: u64,
     pub(crate) dedup: Dedup,
     pub(crate) quarantine: QuarantineOptions,

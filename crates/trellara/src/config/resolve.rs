@@ -16,7 +16,7 @@ use super::model::{AcknowledgeSetting, Config, Dedup, Listen, OnHalt, Process, S
 use super::{
     Available, BATCH_BYTES, ConfigError, ConfigErrors, DEDUP_MEMORY, DEDUP_MEMORY_LEAST,
     DEDUP_WINDOW_LEAST, EnvironmentMap, KEYS, SHUTDOWN_GRACE, SHUTDOWN_TIMEOUT, STALL_TIMEOUT,
-    SecretFiles, nats, quantity, quarantine,
+    SecretFiles, backfill, nats, quantity, quarantine,
 };
 
 /// Collects errors, so that one run names them all.
@@ -103,6 +103,7 @@ pub(super) fn resolve(
         secrets.nats,
         &mut problems,
     );
+    let backfill = backfill::backfill(file, &mut problems);
     let process = resolve_process(file, nats.history.age, &mut problems);
     let (Some(source), Some(connect), true) = (source, target_connect, problems.0.is_empty())
     else {
@@ -116,6 +117,7 @@ pub(super) fn resolve(
             connect,
         },
         nats,
+        backfill,
         process,
     })
 }
@@ -284,7 +286,6 @@ fn resolve_process(file: &FileConfig, history: Duration, problems: &mut Problems
     let shutdown = file.shutdown_timeout.as_ref();
     Process {
         listen: listen(file, problems),
-        rows_loaded_elsewhere: backfill_mode(file, problems),
         batch_bytes: problems.parsed(
             "apply.batch_bytes",
             apply.and_then(|apply| apply.batch_bytes.as_ref()),
@@ -359,17 +360,6 @@ fn listen(file: &FileConfig, problems: &mut Problems) -> Listen {
         _ => text.parse().map(Listen::Address).map_err(|_| {
             format!("not an address with its port (such as 127.0.0.1:9464): {text:?}")
         }),
-    })
-}
-
-fn backfill_mode(file: &FileConfig, problems: &mut Problems) -> bool {
-    let written = file
-        .backfill
-        .as_ref()
-        .and_then(|backfill| backfill.mode.as_ref());
-    problems.parsed("backfill.mode", written, false, |text| match text {
-        "none" => Ok(true),
-        _ => Err(format!("{text:?} is not available yet")),
     })
 }
 

@@ -300,6 +300,41 @@ fn the_identity_cache_has_a_least_size() {
 }
 
 #[test]
+fn rows_that_are_there_are_treated_as_the_file_says() {
+    use super::model::{BackfillConfig, Existing};
+    let backfill = |text: &str| {
+        let config = resolved(&format!("{SMALLEST}{text}"), &[]).expect("resolves");
+        config.backfill
+    };
+    let default = backfill("");
+    assert!(default.copy && default.existing == Existing::Refuse && !default.create_tables);
+    let expected = BackfillConfig {
+        copy: false,
+        workers: 32,
+        existing: Existing::Keep,
+        create_tables: true,
+        max_bytes: 4 << 20,
+    };
+    let written =
+        "backfill: {mode: none, workers: 32, existing: keep, ddl: create, max_bytes: 4MiB}";
+    assert_eq!(backfill(written), expected);
+    let truncate = backfill("backfill: {existing: truncate}").existing;
+    assert_eq!(truncate, Existing::Truncate);
+    for wrong in [
+        "mode: later",
+        "workers: 0",
+        "workers: 33",
+        "existing: merge",
+        "ddl: all",
+        "max_bytes: 1MiB",
+    ] {
+        let text = refused(&format!("{SMALLEST}backfill: {{{wrong}}}"), &[]);
+        let key = wrong.split(':').next().expect("a key");
+        assert!(text.contains(&format!("backfill.{key}")), "{text}");
+    }
+}
+
+#[test]
 fn what_is_refused_is_treated_as_the_file_says() {
     use trellara_applier::quarantine::{
         ConflictRule, ConflictRules, Conflicts, QuarantineOptions, QuarantinePolicy,

@@ -30,7 +30,7 @@ pub(super) async fn examine(
     published::replica_identities(config, session, &tables, findings).await?;
     // Once the slot is there, whatever the tables hold has come or will come through it; and a
     // flow that lost its slot has worse to be told.
-    if !slot_exists && !set_up && !config.process.rows_loaded_elsewhere {
+    if !slot_exists && !set_up && config.backfill.copy {
         published::rows(session, &tables, findings).await?;
     }
     Ok(tables)
