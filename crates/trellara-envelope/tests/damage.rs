@@ -3,10 +3,10 @@
 mod support;
 
 use bytes::Bytes;
-use support::{frames, header, report};
+use support::{copy_frames, frames, header, order, report};
 use trellara_envelope::{
-    AbortedRange, Body, DecodeError, FRAME_PREFIX_BYTES, Frame, FrameKind, MAX_HEAD_BYTES,
-    PositionReport, Xid,
+    AbortedRange, Body, CopyFrame, CopyOrder, DecodeError, FRAME_PREFIX_BYTES, Frame, FrameKind,
+    MAX_HEAD_BYTES, PositionReport, Xid,
 };
 use xxhash_rust::xxh3::Xxh3;
 
@@ -67,6 +67,70 @@ fn every_damage_to_a_report_is_found() {
     let longer = [good.as_slice(), &[0]].concat();
     PositionReport::decode(&longer).expect_err("longer");
     PositionReport::decode(&frames()[0].encode()).expect_err("a frame is not a report");
+}
+
+#[test]
+fn every_damage_to_a_copy_frame_is_found() {
+    for frame in copy_frames() {
+        let good = frame.encode();
+        for bit in 0..good.len() * 8 {
+            let mut bad = good.to_vec();
+            bad[bit / 8] ^= 1 << (bit % 8);
+            let decoded = CopyFrame::decode(&bad.into());
+            decoded.expect_err(&format!("bit {bit} of a {}", frame.kind()));
+        }
+        for length in 0..good.len() {
+            CopyFrame::decode(&good.slice(..length)).expect_err("cut");
+        }
+        let longer = [good.as_ref(), &[0]].concat();
+        CopyFrame::decode(&longer.into()).expect_err("longer");
+        assert_eq!(Frame::decode(&good), Err(DecodeError::Foreign));
+    }
+    let foreign = CopyFrame::decode(&frames()[0].encode());
+    assert_eq!(foreign, Err(DecodeError::Foreign));
+}
+
+#[test]
+fn every_damage_to_an_order_is_found() {
+    let good = order().encode();
+    for bit in 0..good.len() * 8 {
+        let mut bad = good.clone();
+        bad[bit / 8] ^= 1 << (bit % 8);
+        CopyOrder::decode(&bad).expect_err(&format!("bit {bit}"));
+    }
+    for length in 0..good.len() {
+        CopyOrder::decode(&good[..length]).expect_err("cut");
+    }
+    CopyOrder::decode(&[good.as_slice(), &[0]].concat()).expect_err("longer");
+    CopyOrder::decode(&report().encode()).expect_err("a report is not an order");
+}
+
+/// Only a chunk carries rows, and never none.
+#[test]
+fn a_payload_of_a_copy_frame_that_does_not_fit_its_event_is_refused() {
+    for mut frame in copy_frames() {
+        frame.payload = match frame.payload.is_empty() {
+            true => Bytes::from_static(b"1\n"),
+            false => Bytes::new(),
+        };
+        let decoded = CopyFrame::decode(&frame.encode());
+        assert!(
+            matches!(decoded, Err(DecodeError::Inconsistent(_))),
+            "{decoded:?}"
+        );
+    }
+}
+
+/// The kind of a copy frame is in its head; the byte that says it elsewhere has one value.
+#[test]
+fn another_kind_of_copy_frame_is_refused_by_its_number() {
+    let mut bytes = copy_frames()[0].encode().to_vec();
+    bytes[5] = 2;
+    let undefined = DecodeError::Undefined {
+        what: "kind",
+        value: 2,
+    };
+    assert_eq!(CopyFrame::decode(&reseal(bytes).into()), Err(undefined));
 }
 
 #[test]

@@ -6,8 +6,8 @@
 mod support;
 
 use bytes::Bytes;
-use support::{frames, hex, laned, report};
-use trellara_envelope::{FORMAT_VERSION, Frame, PositionReport};
+use support::{copy_frames, frames, hex, laned, order, report};
+use trellara_envelope::{CopyFrame, CopyOrder, FORMAT_VERSION, Frame, PositionReport};
 
 fn golden(name: &str) -> Vec<u8> {
     let path = format!("{}/tests/golden/v1/{name}.hex", env!("CARGO_MANIFEST_DIR"));
@@ -45,4 +45,20 @@ fn version_1_frames_have_their_golden_bytes() {
 fn version_1_position_reports_have_their_golden_bytes() {
     assert_eq!(hex(&report().encode()), hex(&golden("report")));
     assert_eq!(PositionReport::decode(&golden("report")), Ok(report()));
+}
+
+#[test]
+fn version_1_copy_frames_have_their_golden_bytes() {
+    for frame in copy_frames() {
+        let (name, encoded) = (frame.kind(), frame.encode());
+        assert_eq!(hex(&encoded), hex(&golden(name)), "encoding of a {name}");
+        let decoded = CopyFrame::decode(&Bytes::from(golden(name)));
+        assert_eq!(decoded, Ok(frame), "decoding of a {name}");
+    }
+}
+
+#[test]
+fn version_1_copy_orders_have_their_golden_bytes() {
+    assert_eq!(hex(&order().encode()), hex(&golden("copy-order")));
+    assert_eq!(CopyOrder::decode(&golden("copy-order")), Ok(order()));
 }

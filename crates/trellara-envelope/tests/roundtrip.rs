@@ -5,11 +5,12 @@ mod support;
 use bytes::Bytes;
 use proptest::collection::vec;
 use proptest::prelude::*;
-use support::{frames, report};
+use support::{frames, order, report};
 use trellara_envelope::{
-    Abort, AbortedRange, Body, BundleEntry, Chunk, CommitTime, FlowName, Frame, FrameDigest,
-    FrameKind, FrameOrdinal, Genesis, Header, Heartbeat, Incarnation, Lane, LaneEpoch, LaneLink,
-    Lsn, Manifest, Marker, Oid, PositionReport, PublicationMember, RelationCount, SourceHistory,
+    Abort, AbortedRange, Body, BundleEntry, Chunk, CommitTime, CopyBegin, CopyEvent, CopyFrame,
+    CopyHeader, CopyOrder, CopyTable, CopyWanted, FlowName, Frame, FrameDigest, FrameKind,
+    FrameOrdinal, Genesis, Header, Heartbeat, Incarnation, Lane, LaneEpoch, LaneLink, Lsn,
+    Manifest, Marker, Oid, PositionReport, PublicationMember, RelationCount, SourceHistory,
     SourceId, StreamSequence, SystemId, Timeline, Xid,
 };
 
@@ -266,7 +267,105 @@ fn body() -> impl Strategy<Value = (Body, Vec<u8>)> {
     ]
 }
 
+fn table() -> impl Strategy<Value = CopyTable> {
+    (".*", ".*").prop_map(|(schema, name)| CopyTable { schema, name })
+}
+
+fn copy_event() -> impl Strategy<Value = (CopyEvent, Vec<u8>)> {
+    let begin = (
+        any::<u32>(),
+        vec(".*", 0..5),
+        ".*",
+        lsn(),
+        any::<(u64, u64)>(),
+    )
+        .prop_map(|(relation, columns, snapshot, converges_at, estimated)| {
+            CopyEvent::Begin(CopyBegin {
+                relation: Oid(relation),
+                columns,
+                snapshot,
+                converges_at,
+                estimated_rows: estimated.0,
+                estimated_bytes: estimated.1,
+            })
+        });
+    let chunk = (any::<(u32, u32)>(), vec(any::<u8>(), 1..500))
+        .prop_map(|((part, number), rows)| (CopyEvent::Chunk { part, number }, rows));
+    let part = (any::<(u32, u32, u64, u64)>(), digest()).prop_map(
+        |((part, chunks, rows, bytes), digest)| CopyEvent::Part {
+            part,
+            chunks,
+            rows,
+            bytes,
+            digest,
+        },
+    );
+    let end = any::<(u32, u64, u64)>().prop_map(|(parts, rows, bytes)| CopyEvent::End {
+        parts,
+        rows,
+        bytes,
+    });
+    let failed =
+        (".*", ".*", any::<bool>()).prop_map(|(reason, hint, lasting)| CopyEvent::Failed {
+            reason,
+            hint,
+            lasting,
+        });
+    let alone = |event: CopyEvent| (event, Vec::new());
+    prop_oneof![
+        begin.prop_map(alone),
+        chunk,
+        part.prop_map(alone),
+        end.prop_map(alone),
+        failed.prop_map(alone),
+    ]
+}
+
 proptest! {
+    #[test]
+    fn copy_frames_read_as_what_was_written(
+        (flow, source, previous, table) in (flow(), source(), digest(), table()),
+        (writer, ordinal, generation) in any::<(u64, u64, u32)>(),
+        mac in vec(any::<u8>(), 0..40),
+        (event, payload) in copy_event(),
+    ) {
+        let header = CopyHeader {
+            flow,
+            source,
+            writer: Incarnation(writer),
+            ordinal,
+            previous,
+            table,
+            generation,
+            mac,
+        };
+        let frame = CopyFrame { header, event, payload: payload.into() };
+        prop_assert_eq!(CopyFrame::decode(&frame.encode()), Ok(frame));
+    }
+
+    #[test]
+    fn copy_orders_read_as_what_was_written(
+        (flow, target, epoch) in (flow(), ".*", any::<i64>()),
+        (holds_lane, trimmed_to) in any::<(bool, u64)>(),
+        wanted in vec((table(), any::<u32>()), 0..9),
+        (removed, mac) in (vec(any::<u32>(), 0..9), vec(any::<u8>(), 0..40)),
+    ) {
+        let wanted = wanted.into_iter();
+        let order = CopyOrder {
+            flow,
+            target,
+            epoch: LaneEpoch(epoch),
+            holds_lane,
+            wanted: wanted
+                .map(|(table, generation)| CopyWanted { table, generation })
+                .collect(),
+            trimmed_to,
+            removed: removed.into_iter().map(Oid).collect(),
+            mac,
+        };
+        prop_assert_eq!(CopyOrder::decode(&order.encode()), Ok(order));
+    }
+
     #[test]
     fn frames_read_as_what_was_written(header in header(), (body, payload) in body()) {
         let frame = Frame { header, body, payload: payload.into() };
@@ -366,4 +465,24 @@ fn an_unset_mac_and_the_first_frame_are_ordinary_values() {
     let decoded = Frame::decode(&frame.encode()).expect("a genesis frame");
     assert_eq!(decoded.header.previous, FrameDigest([0; 16]));
     assert_eq!(decoded.header.ordinal, FrameOrdinal(0));
+}
+
+/// An order for as many tables as one may ask for, with names as long as PostgreSQL lets them be,
+/// fits the smallest message limit that the relay takes.
+#[test]
+fn an_order_has_a_greatest_size() {
+    let name = |at: usize| format!("{at:0>63}");
+    let wanted = (0..CopyOrder::MAX_TABLES).map(|at| CopyWanted {
+        table: CopyTable {
+            schema: name(0),
+            name: name(at),
+        },
+        generation: u32::MAX,
+    });
+    let order = CopyOrder {
+        wanted: wanted.collect(),
+        ..order()
+    };
+    let bytes = order.encode().len();
+    assert!(bytes < 64 << 10, "{bytes}");
 }

@@ -1,4 +1,4 @@
-//! The stream of a flow: its settings, and what is wrong with an existing one.
+//! The streams of a flow: their settings, and what is wrong with an existing one.
 
 mod settings;
 
@@ -15,11 +15,23 @@ use crate::{Broker, BrokerError, BrokerErrorKind};
 /// Metadata key that names the one target allowed to acknowledge and trim (rule C24).
 pub const TARGET_KEY: &str = "trellara.target";
 
-/// The stream a flow needs.
+/// Which of a flow's two streams.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum StreamKind {
+    /// Committed transactions, for as long as the flow lives.
+    #[default]
+    Transactions,
+    /// Rows of a copy, while there is one (C48).
+    Copy,
+}
+
+/// A stream that a flow needs.
 #[derive(Debug, Clone)]
 pub struct StreamSpec {
     /// The flow; gives stream and subjects their names.
     pub flow: FlowName,
+    /// Which of its streams.
+    pub kind: StreamKind,
     /// Limit in bytes; a full stream refuses, it never drops.
     pub max_bytes: u64,
     /// Copies in a cluster: 1, 3 or 5.
@@ -37,11 +49,37 @@ impl StreamSpec {
     pub fn new(flow: FlowName, max_bytes: u64) -> Self {
         StreamSpec {
             flow,
+            kind: StreamKind::Transactions,
             max_bytes,
             replicas: 1,
             duplicate_window: Duration::from_secs(120),
             max_message_bytes: None,
             target: None,
+        }
+    }
+
+    /// The stream that a copy of `flow`'s tables travels in, with the settings of its transaction
+    /// stream: what loses one's frames would lose the other's.
+    pub fn copy(flow: FlowName, max_bytes: u64) -> Self {
+        StreamSpec {
+            kind: StreamKind::Copy,
+            ..StreamSpec::new(flow, max_bytes)
+        }
+    }
+
+    /// The stream's name.
+    pub fn stream(&self) -> String {
+        match self.kind {
+            StreamKind::Transactions => self.flow.stream(),
+            StreamKind::Copy => self.flow.copy_stream(),
+        }
+    }
+
+    /// The one subject or filter that it holds.
+    pub fn subject(&self) -> String {
+        match self.kind {
+            StreamKind::Transactions => self.flow.all_subjects(),
+            StreamKind::Copy => self.flow.copy_subject(),
         }
     }
 }
@@ -115,7 +153,7 @@ pub async fn check(
     broker: &Broker,
     spec: &StreamSpec,
 ) -> Result<Option<(StreamFacts, Vec<Difference>)>, BrokerError> {
-    match info(broker, &spec.flow.stream()).await {
+    match info(broker, &spec.stream()).await {
         Ok(info) => Ok(Some((
             info.facts(),
             settings::differences(spec, &info.config),
@@ -132,7 +170,7 @@ pub async fn check(
 /// Refused, naming every setting, when a stream of this name can lose data or serves another
 /// purpose; it is left as it is.
 pub async fn create(broker: &Broker, spec: &StreamSpec) -> Result<StreamFacts, BrokerError> {
-    let stream = spec.flow.stream();
+    let stream = spec.stream();
     let doing = format!("create stream {stream}");
     if let Some((facts, differences)) = check(broker, spec).await? {
         return match refusal(&doing, &differences) {

@@ -4,8 +4,9 @@
 
 use bytes::Bytes;
 use trellara_envelope::{
-    Abort, AbortedRange, Body, BundleEntry, Chunk, CommitTime, Frame, FrameDigest, FrameOrdinal,
-    Genesis, Header, Heartbeat, Incarnation, Lane, LaneEpoch, LaneLink, Lsn, Manifest, Marker, Oid,
+    Abort, AbortedRange, Body, BundleEntry, Chunk, CommitTime, CopyBegin, CopyEvent, CopyFrame,
+    CopyHeader, CopyOrder, CopyTable, CopyWanted, Frame, FrameDigest, FrameOrdinal, Genesis,
+    Header, Heartbeat, Incarnation, Lane, LaneEpoch, LaneLink, Lsn, Manifest, Marker, Oid,
     PositionReport, PublicationMember, RelationCount, SourceHistory, SourceId, StreamSequence,
     SystemId, Timeline, Xid, records,
 };
@@ -191,6 +192,87 @@ pub(crate) fn report() -> PositionReport {
         ordinal: FrameOrdinal(300),
         digest: FrameDigest::of(b"the frame applied"),
         end_lsn: Lsn(0x16_B374_D848),
+        mac: Vec::new(),
+    }
+}
+
+pub(crate) fn table() -> CopyTable {
+    CopyTable {
+        schema: "public".to_owned(),
+        name: "orders".to_owned(),
+    }
+}
+
+/// One copy frame of every kind, in the order in which a copy has them.
+pub(crate) fn copy_frames() -> Vec<CopyFrame> {
+    let rows = Bytes::from_static(b"1\tfirst\n2\t\\N\n");
+    let begin = CopyBegin {
+        relation: Oid(16_384),
+        columns: vec!["id".to_owned(), "note".to_owned()],
+        snapshot: "744:746:745".to_owned(),
+        converges_at: Lsn(0x16_B374_D848),
+        estimated_rows: 1_000_000,
+        estimated_bytes: 70_000_000,
+    };
+    let events = [
+        (CopyEvent::Begin(begin), Bytes::new()),
+        (CopyEvent::Chunk { part: 7, number: 0 }, rows.clone()),
+        (
+            CopyEvent::Part {
+                part: 7,
+                chunks: 1,
+                rows: 2,
+                bytes: rows.len() as u64,
+                digest: FrameDigest::of(&rows),
+            },
+            Bytes::new(),
+        ),
+        (
+            CopyEvent::End {
+                parts: 8,
+                rows: 1_000_300,
+                bytes: 70_000_001,
+            },
+            Bytes::new(),
+        ),
+        (
+            CopyEvent::Failed {
+                reason: "the table was rewritten".to_owned(),
+                hint: "it is begun anew".to_owned(),
+                lasting: false,
+            },
+            Bytes::new(),
+        ),
+    ];
+    let frame = |(ordinal, (event, payload))| CopyFrame {
+        header: CopyHeader {
+            flow: "shop".parse().expect("a flow name"),
+            source: source(),
+            writer: Incarnation(3),
+            ordinal,
+            previous: FrameDigest::of(b"the frame before"),
+            table: table(),
+            generation: 2,
+            mac: Vec::new(),
+        },
+        event,
+        payload,
+    };
+    (300..).zip(events).map(frame).collect()
+}
+
+pub(crate) fn order() -> CopyOrder {
+    CopyOrder {
+        flow: "shop".parse().expect("a flow name"),
+        target: "3f0e@7412345678901234999".to_owned(),
+        epoch: LaneEpoch(12),
+        holds_lane: true,
+        wanted: vec![CopyWanted {
+            table: table(),
+            generation: 2,
+        }],
+        trimmed_to: 301,
+        removed: vec![Oid(16_390)],
         mac: Vec::new(),
     }
 }

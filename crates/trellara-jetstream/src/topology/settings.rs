@@ -2,15 +2,15 @@
 
 use serde_json::{Value, json};
 
-use super::{Difference, StreamSpec, TARGET_KEY};
+use super::{Difference, StreamKind, StreamSpec, TARGET_KEY};
 
 /// The configuration to create.
 pub(super) fn config(spec: &StreamSpec) -> Value {
     let window = u64::try_from(spec.duplicate_window.as_nanos()).unwrap_or(u64::MAX);
     let mut config = json!({
-        "name": spec.flow.stream(),
-        "description": format!("Trellara flow {}", spec.flow),
-        "subjects": [spec.flow.all_subjects()],
+        "name": spec.stream(),
+        "description": description(spec),
+        "subjects": [spec.subject()],
         "storage": "file",
         "retention": "limits",
         "discard": "new",
@@ -31,6 +31,13 @@ pub(super) fn config(spec: &StreamSpec) -> Value {
         config["metadata"] = json!({ TARGET_KEY: target });
     }
     config
+}
+
+fn description(spec: &StreamSpec) -> String {
+    match spec.kind {
+        StreamKind::Transactions => format!("Trellara flow {}", spec.flow),
+        StreamKind::Copy => format!("Trellara flow {}: the copy of its tables", spec.flow),
+    }
 }
 
 /// A setting that has one right value, absent meaning the first of `good`.
@@ -146,15 +153,15 @@ const ABSENT: &[(&str, &str)] = &[
 /// Everything about an existing stream that is not as `spec` wants it.
 pub(super) fn differences(spec: &StreamSpec, config: &Value) -> Vec<Difference> {
     let mut found = Vec::new();
-    let stream = spec.flow.stream();
-    let subjects = json!([spec.flow.all_subjects()]);
+    let stream = spec.stream();
+    let subjects = json!([spec.subject()]);
     if config["subjects"] != subjects {
         found.push(Difference {
             setting: "subjects",
             is: shown(&config["subjects"]),
             must: subjects.to_string(),
             why: "each sequence number must belong to the flow's one writer",
-            hint: edit(&stream, "--subjects", &spec.flow.all_subjects()),
+            hint: edit(&stream, "--subjects", &spec.subject()),
             fatal: true,
         });
     }
@@ -205,7 +212,7 @@ impl Rule {
 
 /// What is a matter of size: named, and fatal only where a frame would not fit.
 fn sizes(spec: &StreamSpec, config: &Value) -> Vec<Difference> {
-    let stream = spec.flow.stream();
+    let stream = spec.stream();
     let mut found = Vec::new();
     let mut note = |setting, is: i64, must: i64, why, flag, fatal| {
         found.push(Difference {

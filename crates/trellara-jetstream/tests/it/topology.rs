@@ -144,3 +144,25 @@ async fn subjects_that_another_stream_takes_are_refused_with_a_hint() {
         "{error}"
     );
 }
+
+/// The copy's stream stands beside the transactions', with the settings that lose nothing, and
+/// goes without touching them.
+#[tokio::test]
+async fn a_copy_has_a_stream_of_its_own() {
+    let (_server, broker) = start("2.15.1").await;
+    topology::create(&broker, &spec()).await.expect("create");
+    let copy = StreamSpec {
+        target: Some("target-1".to_owned()),
+        ..StreamSpec::copy("shop".parse().expect("a name"), 1 << 20)
+    };
+    let facts = topology::create(&broker, &copy).await.expect("create");
+    assert_eq!(facts.name, "TRELLARA_shop_COPY");
+    assert_eq!(facts.subjects, ["trellara-copy.shop"]);
+    assert_eq!(facts.target(), Some("target-1"));
+    let checked = topology::check(&broker, &copy).await.expect("check");
+    assert_eq!(checked.map(|(_, differences)| differences), Some(vec![]));
+    let deleted = topology::delete(&broker, "TRELLARA_shop_COPY").await;
+    assert!(deleted.expect("delete"));
+    let facts = topology::facts(&broker, "TRELLARA_shop").await;
+    assert_eq!(facts.expect("it is there").subjects, ["trellara.shop.>"]);
+}

@@ -15,7 +15,7 @@ use std::path::Path;
 use serde::Serialize;
 use trellara_envelope::FlowName;
 use trellara_jetstream::Broker;
-use trellara_jetstream::topology::StreamSpec;
+use trellara_jetstream::topology::{StreamKind, StreamSpec};
 use trellara_postgres::Session;
 
 use crate::config::{BrokerSetting, Config, MAX_BYTES_EMBEDDED, MAX_BYTES_EXTERNAL};
@@ -58,6 +58,7 @@ pub(crate) fn stream_spec(config: &Config, target: Option<String>) -> StreamSpec
     /// Message ids absorb our client's own retries, which end long before this.
     const DUPLICATE_WINDOW: std::time::Duration = std::time::Duration::from_secs(120);
     StreamSpec {
+        kind: StreamKind::Transactions,
         flow: config.flow.clone(),
         max_bytes: config
             .nats
