@@ -73,8 +73,8 @@ BEGIN
     -- Quarantine. What is held is closed and never taken away; the audit is only added to.
     IF to_regclass('trellara.held_frame') IS NOT NULL THEN
         GRANT SELECT, INSERT, UPDATE ON trellara.held TO trellara_apply;
-        GRANT SELECT, INSERT ON trellara.held_frame, trellara.held_key, trellara.held_dependency,
-            trellara.skipped, trellara.audit TO trellara_apply;
+        GRANT SELECT, INSERT ON trellara.held_frame, trellara.held_key, trellara.held_tie,
+            trellara.held_dependency, trellara.skipped, trellara.audit TO trellara_apply;
         -- What an operator asks of the applier, and lanes that stand still on purpose.
         GRANT SELECT, INSERT, UPDATE, DELETE ON trellara.request, trellara.pause TO trellara_apply;
     END IF;

@@ -166,7 +166,10 @@ impl<'a> Attempt<'a> {
         let dedup = commit::reporting(beginning, &reporter, &durable, options.report_interval);
         let dedup = dedup.await?;
         let seen = tried.load(Ordering::Relaxed);
-        let quarantine = Quarantine::read(target.client(), options, &durable, seen).await?;
+        let mut catalog = Catalog::new();
+        let tables = (&mut catalog, target.replica);
+        let quarantine =
+            Quarantine::read(target.client(), tables, options, (&durable, seen)).await?;
         status.set_session(held.epoch, target.replica, registration.clone());
         let mut trimmer = Trimmer::new(broker, options, &start.stream, &registration);
         if let Some(before) = start.left_behind(&durable) {
@@ -179,7 +182,7 @@ impl<'a> Attempt<'a> {
                 host: options.host.clone(),
                 held,
                 ledger,
-                catalog: Catalog::new(),
+                catalog,
                 replica: target.replica,
                 conflicts: Arc::new(options.conflicts.clone()),
             },

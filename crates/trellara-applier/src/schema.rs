@@ -170,6 +170,7 @@ const RIGHTS: &[(&str, &[&str])] = &[
     ("held", &["SELECT", "INSERT", "UPDATE"]),
     ("held_frame", &["SELECT", "INSERT"]),
     ("held_key", &["SELECT", "INSERT"]),
+    ("held_tie", &["SELECT", "INSERT"]),
     ("held_dependency", &["SELECT", "INSERT"]),
     ("skipped", &["SELECT", "INSERT"]),
     ("request", &["SELECT", "INSERT", "UPDATE", "DELETE"]),
@@ -270,7 +271,7 @@ pub async fn remove(client: &mut Client, flow: &str) -> Result<bool, SchemaError
             .execute("SELECT pg_advisory_xact_lock($1)", &[&lock])
             .await?;
     }
-    for table in ["held_frame", "held_key", "held_dependency"] {
+    for table in ["held_frame", "held_key", "held_tie", "held_dependency"] {
         let of_flow = "SELECT id FROM trellara.held WHERE flow = $1";
         let delete = format!("DELETE FROM trellara.{table} WHERE held_id IN ({of_flow})");
         transaction.execute(&delete, &[&flow]).await?;

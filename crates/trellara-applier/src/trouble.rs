@@ -9,6 +9,7 @@ use trellara_postgres::{ConnectError, ConnectErrorKind, Fault, fault};
 use crate::disposition::{self, Disposition};
 use crate::execute::{ApplyError, ApplyErrorKind};
 use crate::ledger::LedgerError;
+use crate::quarantine::footprint::LoadError;
 use crate::schema::SchemaError;
 
 /// Why the running attempt ended.
@@ -173,6 +174,18 @@ impl From<LedgerError> for Trouble {
     }
 }
 
+impl From<LoadError> for Trouble {
+    fn from(error: LoadError) -> Self {
+        match error {
+            LoadError::Ledger(error) => error.into(),
+            LoadError::Catalog(error) => of_reason(
+                &error,
+                format!("looking at tables of what is held: {error}"),
+            ),
+        }
+    }
+}
+
 impl From<SchemaError> for Trouble {
     fn from(error: SchemaError) -> Self {
         let hint = match &error {
@@ -217,7 +230,10 @@ impl From<BrokerError> for Trouble {
 /// What follows from a change that the target did not take, when it failed alone and is not set
 /// aside.
 pub(crate) fn of_apply(error: &ApplyError, transaction: &str) -> Trouble {
-    let reason = format!("transaction {transaction}: {error}");
+    of_reason(error, format!("transaction {transaction}: {error}"))
+}
+
+fn of_reason(error: &ApplyError, reason: String) -> Trouble {
     let code = match error.kind {
         ApplyErrorKind::Schema => HaltCode::Schema,
         ApplyErrorKind::Rights => HaltCode::Rights,

@@ -10,11 +10,12 @@ use crate::batch::Unit;
 use crate::chunks::{self, ChunkStream, Large};
 use crate::execute::Place;
 use crate::quarantine::footprint::{
-    Collector, Footprints, Hits, Standing, Tester, TooManyKeys, Touches, Unreadable,
+    self, Collector, Footprints, Hits, Standing, Tester, TooManyKeys, Touches, Unreadable,
 };
 use crate::quarantine::frames::Recut;
 use crate::quarantine::limits::{Limit, Totals};
 use crate::quarantine::{Cause, HeldId, HeldReason, QuarantineOptions};
+use crate::trouble::Trouble;
 
 /// What becomes of the transactions of a part; of those that it does not name, nothing special.
 #[derive(Debug, Default)]
@@ -80,15 +81,53 @@ impl Writer {
         footprints: &mut Footprints,
         (totals, options): (Totals, &QuarantineOptions),
     ) -> Result<Fates, Failure> {
-        let mut fates = Fates::default();
-        let decided = self
-            .decide(client, units, footprints, (totals, options), &mut fates)
-            .await;
-        if let Err(failure) = decided {
+        self.keep_up(client, footprints).await?;
+        loop {
+            let mut fates = Fates::default();
+            let mut decided = self
+                .decide(client, units, footprints, (totals, options), &mut fates)
+                .await;
+            if decided.is_ok() {
+                // Tables that one of these describes anew were read again on the way.
+                match self.moved(client, footprints).await {
+                    Ok(false) => return Ok(fates),
+                    Ok(true) => {}
+                    Err(failure) => decided = Err(failure),
+                }
+            }
             fates.undo(footprints);
-            return Err(failure);
+            decided?;
+            self.keep_up(client, footprints).await?;
         }
-        Ok(fates)
+    }
+
+    async fn moved(
+        &mut self,
+        client: &Client,
+        footprints: &mut Footprints,
+    ) -> Result<bool, Failure> {
+        let moved = footprints.moved(client, &mut self.catalog, self.replica);
+        moved.await.map_err(Failure::Change)
+    }
+
+    /// Reads what is held again when its tables are tied differently by now. Returns whether it was.
+    async fn keep_up(
+        &mut self,
+        client: &Client,
+        footprints: &mut Footprints,
+    ) -> Result<bool, Failure> {
+        let moved = self.moved(client, footprints).await?;
+        if moved {
+            tracing::info!(
+                flow = %self.flow,
+                "tables of held transactions have other indexes, foreign keys, triggers or \
+                 partitions now; reading again what later ones wait behind"
+            );
+            let target = (&mut self.catalog, self.replica);
+            let loading = footprint::load(client, target, &self.flow, self.lane);
+            *footprints = loading.await.map_err(Trouble::from)?;
+        }
+        Ok(moved)
     }
 
     async fn decide(
@@ -179,21 +218,27 @@ impl Writer {
         &mut self,
         client: &Client,
         large: Large<'_>,
-        footprints: &Footprints,
+        footprints: &mut Footprints,
         source: &Source<'_>,
     ) -> Result<Hits, Failure> {
+        self.keep_up(client, footprints).await?;
         let aborted = chunks::aborted(source, large).await?;
-        let mut tester = Tester::new(client, &mut self.catalog, self.replica, footprints);
-        let mut reader = ChangeReader::new(large.manifest.streamed, &aborted);
-        let mut pieces = ChunkStream::open(source, large).await?;
-        while let Some(piece) = pieces.next().await? {
-            stop_if_cancelled(source)?;
-            reader.feed(piece);
-            let read = tester.read(&mut reader).await;
-            read.map_err(|error| unlike_large(error, large))?;
+        loop {
+            let mut tester = Tester::new(client, &mut self.catalog, self.replica, footprints);
+            let mut reader = ChangeReader::new(large.manifest.streamed, &aborted);
+            let mut pieces = ChunkStream::open(source, large).await?;
+            while let Some(piece) = pieces.next().await? {
+                stop_if_cancelled(source)?;
+                reader.feed(piece);
+                let read = tester.read(&mut reader).await;
+                read.map_err(|error| unlike_large(error, large))?;
+            }
+            pieces.finish()?;
+            let hits = tester.finish();
+            if !self.keep_up(client, footprints).await? {
+                return Ok(hits);
+            }
         }
-        pieces.finish()?;
-        Ok(tester.finish())
     }
 
     /// What a chunked transaction touches; the same.

@@ -21,6 +21,7 @@ use crate::quarantine::hold::{self, Blocking};
 use crate::quarantine::limits::{self, Totals};
 use crate::quarantine::{HeldId, store};
 use crate::status::{ApplierState, QuarantineSnapshot};
+use crate::target::Catalog;
 use crate::trouble::Trouble;
 
 /// What is held of the lane.
@@ -50,9 +51,9 @@ impl Quarantine {
     /// was `tried` by this process is what makes it stand.
     pub(super) async fn read(
         client: &Client,
+        target: (&mut Catalog, bool),
         options: &ApplierOptions,
-        durable: &Checkpoint,
-        tried: bool,
+        (durable, tried): (&Checkpoint, bool),
     ) -> Result<Self, Trouble> {
         let (flow, lane) = (&options.flow, options.lane);
         let blocking = hold::blocking(client, flow, lane).await?;
@@ -75,7 +76,7 @@ impl Quarantine {
                     ),
                 }),
         };
-        let footprints = footprint::load(client, flow, lane).await?;
+        let footprints = footprint::load(client, target, flow, lane).await?;
         let beyond = store::any_beyond(client, (flow, lane), durable).await?;
         Ok(Self {
             blocking,
@@ -162,7 +163,9 @@ impl Attempt<'_> {
         let was = self.is_blocked();
         let client = &self.target.session.client;
         let tried = self.tried.load(Ordering::Relaxed);
-        self.quarantine = Quarantine::read(client, self.options, &self.durable, tried).await?;
+        let target = (&mut self.writer.catalog, self.writer.replica);
+        let at = (&self.durable, tried);
+        self.quarantine = Quarantine::read(client, target, self.options, at).await?;
         self.show_quarantine();
         if self.durable.end_lsn != stood || (was && !self.is_blocked()) {
             // Also when this process has not tried it yet: what was read on to is behind us.

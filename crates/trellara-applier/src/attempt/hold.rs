@@ -303,7 +303,7 @@ impl Attempt<'_> {
             status: self.status,
         };
         let client = &self.target.session.client;
-        let footprints = &self.quarantine.footprints;
+        let footprints = &mut self.quarantine.footprints;
         self.writer
             .hits_of_large(client, large, footprints, &source)
             .await

@@ -17,6 +17,8 @@
 //! columns and no whole old row, an index over expressions or of some rows only, an exclusion
 //! constraint, and columns whose equal values may print differently.
 //!
+//! So does what a tie touches that the target was given later: its values are in no footprint.
+//!
 //! - `everything`: a trigger or rule fires on the table under our role. It may write to any other
 //!   table, and nobody knows which; so whatever comes is behind the transaction, and a later change
 //!   of such a table is behind whatever is held.
@@ -41,6 +43,7 @@
 
 mod collect;
 mod digest;
+mod ground;
 mod hits;
 mod load;
 mod reach;
@@ -54,8 +57,9 @@ use std::sync::Arc;
 
 pub use self::collect::{TooManyKeys, Touch, Touches};
 use self::digest::Digest;
+use self::ground::Grounds;
 pub use self::hits::Hits;
-pub use self::load::load;
+pub use self::load::{LoadError, load};
 pub use self::walk::{Collector, Tester, Unreadable};
 use super::HeldId;
 use crate::target::TableName;
@@ -86,6 +90,7 @@ pub struct Footprints {
     links: Vec<Link>,
     /// Links of slots that were closed.
     dead: usize,
+    grounds: Grounds,
 }
 
 /// One held transaction.
@@ -157,6 +162,7 @@ impl Footprints {
     /// Adds what a transaction touches.
     pub fn add(&mut self, id: HeldId, standing: Standing, touches: &Touches) {
         let slot = self.slot(id, standing);
+        touches.rest_on(&mut self.grounds);
         for (root, touch) in touches.wholes() {
             self.add_whole(slot, root, touch);
         }
@@ -283,6 +289,7 @@ impl Footprints {
     /// Makes all of it anew, without what was closed.
     fn compact(&mut self) {
         let old = std::mem::take(self);
+        self.grounds = old.grounds;
         let mut moved: HashMap<u32, u32> = HashMap::new();
         for (number, slot) in (0_u32..).zip(&old.slots) {
             let Some(standing) = slot.standing else {

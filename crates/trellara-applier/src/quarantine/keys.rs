@@ -16,6 +16,7 @@ use crate::plan::Parameter;
 /// When the server refuses.
 pub async fn write(client: &Client, id: HeldId, touches: &Touches) -> Result<(), LedgerError> {
     wholes(client, id, touches).await?;
+    ties(client, id, touches).await?;
     for group in touches.groups() {
         let sql = insert(&group.columns);
         for chunk in &group.chunks {
@@ -62,6 +63,28 @@ async fn wholes(client: &Client, id: HeldId, touches: &Touches) -> Result<(), Le
         (&words, Type::TEXT_ARRAY),
     ];
     client.query_typed(&sql, &parameters).await?;
+    Ok(())
+}
+
+/// What is known of the tables by now: one that they are given later is seen to be new.
+async fn ties(client: &Client, id: HeldId, touches: &Touches) -> Result<(), LedgerError> {
+    let mut schemas: Vec<&str> = Vec::new();
+    let mut tables: Vec<&str> = Vec::new();
+    let mut texts: Vec<&str> = Vec::new();
+    for (table, tie) in touches.ties() {
+        schemas.push(&table.schema);
+        tables.push(&table.name);
+        texts.push(tie);
+    }
+    let sql = "INSERT INTO trellara.held_tie (held_id, schema, \"table\", tie) \
+               SELECT $1, u.s, u.t, u.w FROM unnest($2, $3, $4) AS u(s, t, w)";
+    let parameters: [(&(dyn ToSql + Sync), Type); 4] = [
+        (&id.0, Type::INT8),
+        (&schemas, Type::TEXT_ARRAY),
+        (&tables, Type::TEXT_ARRAY),
+        (&texts, Type::TEXT_ARRAY),
+    ];
+    client.query_typed(sql, &parameters).await?;
     Ok(())
 }
 

@@ -381,11 +381,12 @@ impl Desk<'_> {
         if !row.get::<_, bool>(0) {
             return Ok(Vec::new());
         }
-        let footprints = footprint::load(client, self.flow, self.lane).await;
-        let footprints = footprints.map_err(Trouble::from)?;
         let Writer {
             catalog, replica, ..
         } = &mut *self.writer;
+        let target = (&mut *catalog, *replica);
+        let footprints = footprint::load(client, target, self.flow, self.lane).await;
+        let footprints = footprints.map_err(Trouble::from)?;
         let mut tester = Tester::new(client, catalog, *replica, &footprints);
         let mut pieces = head.bytes(client, self.source).await?;
         let mut reader = ChangeReader::new(head.streamed(), head.aborted());

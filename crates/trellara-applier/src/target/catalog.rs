@@ -29,6 +29,8 @@ pub struct Catalog {
     mappings: HashMap<(Oid, FrameDigest), Arc<Mapping>>,
     /// With the table that they were read for: another description of it has others.
     ties: HashMap<u32, (Arc<TargetTable>, Arc<Ties>)>,
+    /// How often something that was known was forgotten.
+    forgotten: u64,
     pub(crate) statements: Statements,
 }
 
@@ -41,9 +43,16 @@ impl Catalog {
     /// Forgets what is known of the tables. A trigger, a constraint or an index that was added on
     /// the target alone makes no statement fail, yet changes which may be sent.
     pub(crate) fn reread(&mut self) {
+        self.forgotten += 1;
         self.tables.clear();
         self.mappings.clear();
         self.ties.clear();
+    }
+
+    /// How often tables were forgotten: what was concluded from them under another number may not
+    /// hold any more.
+    pub(crate) fn forgotten(&self) -> u64 {
+        self.forgotten
     }
 
     /// Forgets all tables and statements, so that they are read and prepared again.
@@ -90,13 +99,16 @@ impl Catalog {
         // A relation described anew is the sign that the target's table changes too; what was
         // known of it under another description is not to be believed again.
         self.mappings.retain(|(oid, _), _| *oid != relation.oid);
-        self.tables
-            .remove(&(relation.namespace.clone(), relation.name.clone()));
+        let name = (relation.namespace.clone(), relation.name.clone());
+        if self.tables.remove(&name).is_some() {
+            self.forgotten += 1;
+        }
         let table = self.existing(client, relation, relations).await?;
         let mapping = Mapping::new(table, Arc::clone(relation), relations)?;
         if self.mappings.len() >= CACHED_RELATIONS {
             self.mappings.clear();
             self.tables.clear();
+            self.forgotten += 1;
         }
         let mapping = Arc::new(mapping);
         self.mappings.insert(key, Arc::clone(&mapping));

@@ -137,6 +137,14 @@ async fn transactions(world: &World) -> Vec<Vec<Vec<u8>>> {
     all
 }
 
+/// What is held, read from the target.
+async fn loaded(world: &mut World, lane: Lane) -> Footprints {
+    let target = (&mut world.catalog, world.options.role_replica);
+    let flow = shop();
+    let loading = footprint::load(&world.session, target, &flow, lane);
+    loading.await.unwrap()
+}
+
 struct Reading {
     relations: RelationMap,
 }
@@ -236,7 +244,7 @@ on_each_version! {
             assert_eq!(count.get::<_, i64>(0) as u64, touches.keys(), "{held}");
             let mut fresh = Footprints::new();
             fresh.add(id, Standing::Open, &touches);
-            let all = footprint::load(&world.session, &shop(), Lane(0)).await.unwrap();
+            let all = loaded(&mut world, Lane(0)).await;
             assert_eq!(all.transactions(), number as u64 + 1);
             for (statements, waits) in [(waiting, true), (free, false)] {
                 for statement in statements {
@@ -269,13 +277,76 @@ on_each_version! {
         }
         world.target.batch_execute("UPDATE trellara.held SET overtaken_by = 'x', overtaken_lsn = '0/1', \
             overtaken_at = now() WHERE id = 4").await.unwrap();
-        let held = footprint::load(&world.session, &shop(), Lane(0)).await.unwrap();
+        let held = loaded(&mut world, Lane(0)).await;
         assert_eq!((held.transactions(), held.keys()), (3, 3));
         let hits = reading.hits(&mut world, &held, &messages).await;
         assert_eq!(hits, Hits { open: vec![HeldId(2), HeldId(5)], discarded: vec![HeldId(3)] });
         // Of another lane nothing is.
-        let other = footprint::load(&world.session, &shop(), Lane(1)).await.unwrap();
+        let other = loaded(&mut world, Lane(1)).await;
         assert!(other.is_empty());
+    }
+}
+
+const LATER: &str = "
+    CREATE TABLE note (id int PRIMARY KEY, gone int);
+    CREATE TABLE loose (id int PRIMARY KEY);
+    CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RETURN NULL; END$$";
+
+on_each_version! {
+    /// What the target is given while something is held compares values that the held one did not
+    /// leave: one held before, and what comes, is of the same tables all the same.
+    async fn c45_a_tie_made_while_something_is_held_is_waited_for(version) {
+        let cases: [(&str, &str, &str, &str); 4] = [
+            ("INSERT INTO odd VALUES ('a', 1, 'v')", "CREATE UNIQUE INDEX ON odd (v)",
+                "INSERT INTO odd VALUES ('b', 2, 'v')", "INSERT INTO log VALUES ('free')"),
+            ("INSERT INTO gone VALUES (1)", "ALTER TABLE note ADD FOREIGN KEY (gone) REFERENCES gone",
+                "INSERT INTO note VALUES (1, 1)", "INSERT INTO odd VALUES ('c', 3, 'w')"),
+            ("INSERT INTO loose VALUES (60)",
+                "ALTER TABLE root ATTACH PARTITION loose FOR VALUES FROM (50) TO (100)",
+                "DELETE FROM loose WHERE id = 60", "INSERT INTO loose VALUES (61)"),
+            ("INSERT INTO note VALUES (2, NULL)",
+                "CREATE TRIGGER t AFTER INSERT ON note EXECUTE FUNCTION nothing(); \
+                 ALTER TABLE note ENABLE ALWAYS TRIGGER t",
+                "INSERT INTO log VALUES ('behind it')", ""),
+        ];
+        for (held, tie, waiting, free) in cases {
+            let mut world = World::new(version, &format!("{TABLES};{LATER}")).await;
+            let replica = world.options.role_replica;
+            schema::install(&mut world.target).await.unwrap();
+            let mut reading = Reading { relations: RelationMap::new() };
+            world.source.batch_execute(held).await.unwrap();
+            let messages = transactions(&world).await.remove(0);
+            let touches = reading.touches(&mut world, &messages).await;
+            hold(&world.target, 1, "held", "poisoned").await;
+            keys::write(&world.session, HeldId(1), &touches).await.unwrap();
+            let mut fresh = Footprints::new();
+            fresh.add(HeldId(1), Standing::Open, &touches);
+            let mut read = loaded(&mut world, Lane(0)).await;
+            for footprints in [&mut fresh, &mut read] {
+                world.catalog.forget();
+                let moved = footprints.moved(&world.session, &mut world.catalog, replica);
+                assert!(!moved.await.unwrap(), "nothing was changed: {held}");
+            }
+            world.target.batch_execute(tie).await.unwrap();
+            world.catalog.forget();
+            for footprints in [&mut fresh, &mut read] {
+                let moved = footprints.moved(&world.session, &mut world.catalog, replica);
+                assert!(moved.await.unwrap(), "{tie}");
+            }
+            let mut read = loaded(&mut world, Lane(0)).await;
+            world.catalog.forget();
+            let moved = read.moved(&world.session, &mut world.catalog, replica);
+            assert!(!moved.await.unwrap(), "it was read anew: {tie}");
+            for (statement, waits) in [(waiting, true), (free, false)] {
+                if statement.is_empty() {
+                    continue;
+                }
+                world.source.batch_execute(statement).await.unwrap();
+                let messages = transactions(&world).await.remove(0);
+                let hits = reading.hits(&mut world, &read, &messages).await;
+                assert_eq!(hits.open == [HeldId(1)], waits, "{statement} behind {held}");
+            }
+        }
     }
 }
 
@@ -300,9 +371,7 @@ async fn memory_of_half_a_million_keys_is_small() {
     world.target.batch_execute(keys).await.unwrap();
     let before = resident_bytes();
     let began = std::time::Instant::now();
-    let held = footprint::load(&world.session, &shop(), Lane(0))
-        .await
-        .unwrap();
+    let held = loaded(&mut world, Lane(0)).await;
     let took = began.elapsed();
     let grown = resident_bytes().saturating_sub(before) >> 20;
     assert_eq!((held.transactions(), held.keys()), (2, 500_000));

@@ -1055,6 +1055,43 @@ async fn c45_a_table_with_a_trigger_that_fires_is_tied_to_every_other() {
     applier.stop().await;
 }
 
+/// Known to who tests as soon as to who remembers: a verdict has the tables read again, and what is
+/// held with them.
+#[tokio::test]
+async fn c45_what_ties_tables_while_something_is_held_is_known_of_what_is_held() {
+    let attach = "CREATE TABLE public.tree (id integer NOT NULL, v text) PARTITION BY RANGE (id); \
+                  ALTER TABLE public.tree ATTACH PARTITION public.k FOR VALUES FROM (0) TO (100)";
+    let unique = "CREATE UNIQUE INDEX ON public.k (v)";
+    // Whose values by a new index are not known is held whole.
+    for (tie, dependent, others) in [
+        (attach, Change::Update(1, "b"), "3=c"),
+        (unique, Change::Insert(2, "a"), ""),
+    ] {
+        let mut flow = Flow::new(18).await;
+        flow.run(
+            "CREATE TABLE public.k (id integer PRIMARY KEY, v text, CONSTRAINT low CHECK (id <> 1)); \
+             ALTER TABLE public.t ADD CONSTRAINT low CHECK (id < 50)",
+        )
+        .await;
+        flow.marker().await;
+        flow.bundle_in(&[&[Change::Insert(1, "a")]]).await;
+        let applier = flow.start_with(flow.holding());
+        flow.caught_up().await;
+        flow.run(tie).await;
+        flow.bundle(&[&[50]]).await;
+        flow.caught_up().await;
+        flow.bundle_in(&[&[dependent], &[Change::Insert(3, "c")]])
+            .await;
+        flow.caught_up().await;
+        assert_eq!(flow.keyed().await, others);
+        let held = flow.held().await;
+        let reasons: Vec<HeldReason> = held.iter().map(|held| held.reason).collect();
+        let (poisoned, waits) = (HeldReason::Poisoned, HeldReason::Dependent);
+        assert_eq!(reasons[..3], [poisoned, poisoned, waits], "{tie}");
+        applier.stop().await;
+    }
+}
+
 /// Its keys say nothing of whom a later change of the table under its new name touches.
 #[tokio::test]
 async fn c45_what_is_held_of_a_table_that_is_gone_holds_everything() {

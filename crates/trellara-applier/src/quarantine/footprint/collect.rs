@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::Columns;
 use super::digest::{Digest, digest};
+use super::ground::{Ground, Grounds};
 use super::reach::{Image, Projection, Reach, RowChange, Texts, Tie};
 use crate::plan::{Change, TextArray};
 use crate::target::{TableName, TargetTable, Ties};
@@ -72,6 +73,8 @@ pub struct TooManyKeys {
 /// What one transaction touches; each entry once.
 #[derive(Debug, Default)]
 pub struct Touches {
+    /// The tables that it writes, tied as they were known then.
+    written: Vec<(TableName, Ground)>,
     wholes: Vec<Whole>,
     groups: Vec<Group>,
     keys: u64,
@@ -131,6 +134,25 @@ impl Touches {
         &self.groups
     }
 
+    /// The ties of the tables that it writes, each as a text.
+    pub(in crate::quarantine) fn ties(&self) -> impl Iterator<Item = (&TableName, &str)> {
+        self.written.iter().flat_map(|(table, ground)| {
+            let ties = ground.ties.keys();
+            ties.map(move |tie| (table, tie.as_str()))
+        })
+    }
+
+    pub(super) fn rest_on(&self, grounds: &mut Grounds) {
+        for (table, ground) in &self.written {
+            grounds.writes(table, Some(ground));
+        }
+        let wholes = self.wholes.iter().map(|whole| (&whole.table, &whole.root));
+        let groups = self.groups.iter().map(|group| (&group.table, &group.root));
+        for (table, root) in wholes.chain(groups) {
+            grounds.touches(table, Some(root));
+        }
+    }
+
     /// Roots touched as a whole.
     pub(super) fn wholes(&self) -> impl Iterator<Item = (&TableName, Touch)> {
         self.wholes.iter().map(|whole| (&whole.root, whole.touch))
@@ -157,6 +179,7 @@ fn values(chunk: &[TextArray]) -> impl Iterator<Item = Texts<'_>> {
 pub(super) struct Gathering {
     role_replica: bool,
     max_keys: u64,
+    written: BTreeMap<TableName, Ground>,
     wholes: BTreeMap<(TableName, Touch), TableName>,
     groups: HashMap<GroupKey, (Group, HashSet<Digest>)>,
     keys: u64,
@@ -174,6 +197,7 @@ impl Gathering {
         Self {
             role_replica,
             max_keys,
+            written: BTreeMap::new(),
             wholes: BTreeMap::new(),
             groups: HashMap::new(),
             keys: 0,
@@ -187,11 +211,13 @@ impl Gathering {
         let wholes = self.wholes.into_iter();
         let wholes = wholes.map(|((table, touch), root)| Whole { table, root, touch });
         let wholes: Vec<Whole> = wholes.collect();
+        let written = self.written.into_iter().collect();
         if self.keys > self.max_keys {
             let keys = wholes.len() as u64;
             return Err(TooManyKeys {
                 max_keys: self.max_keys,
                 tables: Touches {
+                    written,
                     wholes,
                     groups: Vec::new(),
                     keys,
@@ -199,6 +225,7 @@ impl Gathering {
             });
         }
         Ok(Touches {
+            written,
             wholes,
             groups: self.groups.into_values().map(|(group, _)| group).collect(),
             keys: self.keys,
@@ -206,6 +233,10 @@ impl Gathering {
     }
 
     pub(super) fn change(&mut self, reach: &Reach, change: &Change<'_>) {
+        if !self.written.contains_key(&reach.table) {
+            let ground = reach.ground(self.role_replica).clone();
+            self.written.insert(reach.table.clone(), ground);
+        }
         let row = reach.row(change);
         self.row(reach, &row);
         if reach.fires(self.role_replica) {
@@ -229,6 +260,8 @@ impl Gathering {
     pub(super) fn truncate(&mut self, table: &TargetTable, ties: &Ties) {
         let name = TableName::new(&table.schema, &table.name);
         let root = ties.root.as_ref().unwrap_or(&name);
+        let ground = Ground::of(table, ties, self.role_replica);
+        self.written.entry(name.clone()).or_insert(ground);
         self.whole(&name, root, Touch::Truncate);
         if table.fires(self.role_replica) {
             self.whole(&name, root, Touch::Everything);

@@ -1,6 +1,6 @@
 //! Footprints as the target keeps them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::pin::pin;
 
 use futures_util::TryStreamExt;
@@ -8,10 +8,29 @@ use tokio_postgres::Client;
 use trellara_envelope::{FlowName, Halt, HaltCode, Lane};
 
 use super::digest::digest;
+use super::ground::Ground;
 use super::{Columns, Footprints, Standing, Touch};
+use crate::execute::ApplyError;
 use crate::ledger::{LedgerError, lane as lane_number};
 use crate::quarantine::HeldId;
-use crate::target::TableName;
+use crate::target::{Catalog, TableName};
+
+/// The footprints could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// What is written down of them could not be.
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
+    /// The tables that they are about could not be looked at.
+    #[error("{0}")]
+    Catalog(ApplyError),
+}
+
+impl From<tokio_postgres::Error> for LoadError {
+    fn from(error: tokio_postgres::Error) -> Self {
+        LoadError::Ledger(error.into())
+    }
+}
 
 /// Held transactions that later ones are tested against. One that the lane stands in front of is
 /// before all later ones; a discarded one that was overtaken has been noted.
@@ -25,9 +44,17 @@ const DISCARDED_KEYS: i64 = 100_000;
 /// Reads the footprints of a lane's held transactions. Rows are taken as they come: what is in
 /// memory is what [`Footprints`] takes.
 ///
+/// The catalogue is read again for it, so that the footprints and those tested against them are of
+/// the same tables.
+///
 /// # Errors
 /// When the server refuses, or a row holds what this build never wrote.
-pub async fn load(client: &Client, flow: &FlowName, lane: Lane) -> Result<Footprints, LedgerError> {
+pub async fn load(
+    client: &Client,
+    (catalog, role_replica): (&mut Catalog, bool),
+    flow: &FlowName,
+    lane: Lane,
+) -> Result<Footprints, LoadError> {
     let lane = lane_number(lane);
     let mut footprints = Footprints::new();
     let held = format!(
@@ -55,12 +82,16 @@ pub async fn load(client: &Client, flow: &FlowName, lane: Lane) -> Result<Footpr
         return Ok(footprints);
     }
     waiting(client, flow, lane, &mut footprints).await?;
+    catalog.reread();
+    let target = (catalog, role_replica);
+    new_ties(client, target, (flow, lane), &mut footprints).await?;
     let roots = roots(client, flow, lane).await?;
     let tables = "SELECT DISTINCT held_id, schema, \"table\" FROM trellara.held_key \
                   WHERE held_id = ANY ($1)";
     for row in client.query(tables, &[&widened]).await? {
         let table = TableName::new(row.get::<_, String>(1), row.get::<_, String>(2));
         let slot = footprints.slot(HeldId(row.get(0)), Standing::Discarded);
+        footprints.grounds.touches(&table, roots.get(&table));
         let root = roots.get(&table).unwrap_or(&table);
         footprints.add_whole(slot, root, Touch::Table);
     }
@@ -79,13 +110,16 @@ pub async fn load(client: &Client, flow: &FlowName, lane: Lane) -> Result<Footpr
         let mut rows = pin!(client.query_raw(&keys, parameters).await?);
         let mut known: Option<(Vec<String>, Columns)> = None;
         while let Some(row) = rows.try_next().await? {
-            let touch = Touch::parse(row.get(3)).ok_or_else(unknown)?;
+            let touch = Touch::parse(row.get(3))
+                .ok_or_else(unknown)
+                .map_err(LedgerError::from)?;
             let table = TableName::new(row.get::<_, String>(1), row.get::<_, String>(2));
             // Of a table that is not there by that name any more nobody knows who is behind it.
             let (root, touch) = match roots.get(&table) {
                 Some(root) => (root, touch),
                 None => (&table, Touch::Everything),
             };
+            footprints.grounds.touches(&table, roots.get(&table));
             let slot = footprints.slot(HeldId(row.get(0)), Standing::Open);
             let names: Vec<String> = row.get(4);
             if names.is_empty() || touch == Touch::Everything {
@@ -103,6 +137,42 @@ pub async fn load(client: &Client, flow: &FlowName, lane: Lane) -> Result<Footpr
         }
     }
     Ok(footprints)
+}
+
+/// Widens what is held to what ties touch that a table was given since. They are looked for among
+/// those written down with the keys.
+async fn new_ties(
+    client: &Client,
+    (catalog, role_replica): (&mut Catalog, bool),
+    (flow, lane): (&FlowName, i32),
+    footprints: &mut Footprints,
+) -> Result<(), LoadError> {
+    let sql = format!(
+        "SELECT t.schema, t.\"table\", h.id, array_agg(t.tie) \
+           FROM trellara.held AS h JOIN trellara.held_tie AS t ON t.held_id = h.id \
+          WHERE {THOSE} GROUP BY 1, 2, 3 ORDER BY 1, 2, 3"
+    );
+    let rows = client.query(&sql, &[&flow.as_str(), &lane]).await?;
+    let mut of: Option<(TableName, Option<Ground>)> = None;
+    for row in &rows {
+        let name = TableName::new(row.get::<_, String>(0), row.get::<_, String>(1));
+        if of.as_ref().is_none_or(|(known, _)| *known != name) {
+            let ground = Ground::read(client, catalog, role_replica, &name).await;
+            let ground = ground.map_err(LoadError::Catalog)?;
+            footprints.grounds.writes(&name, ground.as_ref());
+            of = Some((name, ground));
+        }
+        let Some((_, Some(ground))) = &of else {
+            continue;
+        };
+        let then: HashSet<&str> = row.get::<_, Vec<&str>>(3).into_iter().collect();
+        let slot = footprints.slot(HeldId(row.get(2)), Standing::Open);
+        let ties = ground.ties.iter();
+        for (_, widened) in ties.filter(|(tie, _)| !then.contains(tie.as_str())) {
+            footprints.widen(slot, ground, widened);
+        }
+    }
+    Ok(())
 }
 
 async fn waiting(

@@ -7,6 +7,7 @@ use trellara_pgoutput::{OldTuple, Value};
 
 use super::Columns;
 use super::digest::{Digest, digest};
+use super::ground::Ground;
 use crate::plan::Change;
 use crate::target::{Finding, ForeignTie, Mapping, TableName, Ties};
 
@@ -19,6 +20,8 @@ pub(super) struct Reach {
     pub(super) key: Option<Projection>,
     /// Whether something fires on the table, under the replica role and without it.
     fires: [bool; 2],
+    /// The ties in the words in which they are written down; under either role.
+    grounds: [Ground; 2],
     /// Unique columns beside the key.
     pub(super) uniques: Vec<Unique>,
     /// Something keeps rows apart by what cannot be seen in their values.
@@ -80,6 +83,7 @@ impl Reach {
             table: name,
             key,
             fires: [table.fires_as_replica, table.fires_as_origin],
+            grounds: [true, false].map(|role| Ground::of(table, ties, role)),
             uniques: Vec::new(),
             opaque: ties.partition_alone,
             references: Vec::new(),
@@ -112,6 +116,10 @@ impl Reach {
     /// Whether writing to the table makes something happen that the stream does not show.
     pub(super) fn fires(&self, role_replica: bool) -> bool {
         self.fires[usize::from(!role_replica)]
+    }
+
+    pub(super) fn ground(&self, role_replica: bool) -> &Ground {
+        &self.grounds[usize::from(!role_replica)]
     }
 
     /// Where the source has these columns of the target.
