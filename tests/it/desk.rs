@@ -13,6 +13,8 @@ use trellara_testkit::flow::Flow;
 use crate::restart::until;
 use crate::scenario::{WITHIN, prepared, run, value};
 
+mod still;
+
 const SOURCE: &str = "CREATE TABLE t (id bigint PRIMARY KEY, v text)";
 const TARGET: &str = "CREATE TABLE t (id bigint PRIMARY KEY, v varchar(6))";
 const PASSED: &str = "quarantine:\n  policy: hold_dependents\n";

@@ -21,6 +21,8 @@ pub(crate) enum Exit {
     Explained,
     /// A stable halt code: 10, 11, 12, 13 or 77.
     Halted(HaltCode),
+    /// The target is to stand as it does: a verify run holds the lane, or the flow is paused.
+    StandsStill,
     /// A time limit passed.
     TimedOut,
     /// The command line is wrong.
@@ -62,6 +64,7 @@ impl Exit {
             Exit::Explained => 5,
             Exit::Halted(code) => code.exit_code(),
             Exit::Unfit => 11,
+            Exit::StandsStill => HaltCode::Fenced.exit_code(),
             Exit::TimedOut => 20,
             Exit::Usage => 64,
             Exit::Unavailable => 69,
@@ -123,6 +126,7 @@ impl Failure {
     pub(crate) fn with_page(self) -> Self {
         match self.exit {
             Exit::Halted(code) => self.hint(format!("docs/operating/halts/{code}.md")),
+            Exit::StandsStill => self.hint("docs/operating/quarantine.md"),
             _ => self,
         }
     }

@@ -285,7 +285,7 @@ async fn give(
     let _ = request::withdraw(&session.client, &token).await;
     match answer? {
         Answer::Done(items) => Ok(items.into_iter().map(Outcome::of).collect()),
-        Answer::NotNow { reason } => Err(Failure::new(Exit::Halted(HaltCode::Fenced), reason, "")),
+        Answer::NotNow { reason } => Err(Failure::new(Exit::StandsStill, reason, "")),
     }
 }
 
