@@ -16,6 +16,7 @@ mod quarantine;
 mod reads;
 mod rewind;
 mod stall;
+mod states;
 mod stream;
 mod trim;
 mod upgrade;
