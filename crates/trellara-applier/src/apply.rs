@@ -13,6 +13,8 @@ use trellara_pgoutput::ChangeReader;
 use trellara_postgres::fault;
 use trellara_postgres::sqlstate::ErrorClass;
 
+use crate::backfill::Copies;
+use crate::backfill::sieve::Sieve;
 use crate::batch::Unit;
 use crate::checkpoint::Checkpoint;
 use crate::chunks::{self, ChunkStream, Large};
@@ -45,6 +47,8 @@ pub(crate) struct Writer {
     pub(crate) catalog: Catalog,
     pub(crate) replica: bool,
     pub(crate) conflicts: Arc<ConflictRules>,
+    /// What the copies have of a transaction is left out.
+    pub(crate) copies: Arc<Copies>,
 }
 
 /// What one target transaction did.
@@ -231,6 +235,7 @@ impl Writer {
         let none_aborted = AbortedSet::EMPTY;
         let (mut ruled, flow, host) = (0, self.flow.clone(), self.host.clone());
         let of = (&flow, self.lane);
+        let copies = Arc::clone(&self.copies);
         let mut executor = self.executor(client, part.set_wise);
         let mut reader = ChangeReader::new(false, &none_aborted);
         let mut unread = true;
@@ -249,6 +254,7 @@ impl Writer {
                     .map_err(|error| unreadable(unit, &error))?;
             }
             reader.feed(unit.records.clone());
+            executor.sift(Sieve::of(&copies, &unit.identity));
             apply_fed(&mut executor, &mut reader, unit).await?;
             let skipped = executor.take_skipped().await.map_err(Failure::Change)?;
             let mut recorder = Recorder::new(of, unit.identity, unit.end_lsn);
@@ -313,7 +319,9 @@ impl Writer {
         let (transaction, end_lsn) = (large.manifest.identity(), large.manifest.end_lsn);
         let mut recorder = Recorder::new((&flow, lane), transaction, end_lsn);
         let mut reader = ChangeReader::new(large.manifest.streamed, aborted);
+        let sieve = Sieve::of(&self.copies, &transaction);
         let mut executor = self.executor(client, set_wise);
+        executor.sift(sieve);
         while let Some(piece) = pieces.next().await? {
             if source.cancel.is_cancelled() {
                 return Err(Failure::Trouble(Trouble::Cancelled));

@@ -14,6 +14,7 @@ use trellara_jetstream::{Broker, BrokerError};
 use trellara_postgres::Notification;
 
 use crate::apply::Writer;
+use crate::backfill;
 use crate::batch::Batch;
 use crate::cache::SharedCache;
 use crate::checkpoint::{Checkpoint, StreamIdentity};
@@ -35,6 +36,7 @@ use crate::trouble::Trouble;
 
 use self::again::Again;
 use self::blocked::Quarantine;
+use self::copies::Awaited;
 use self::dedup::Dedup;
 use self::fence::Fence;
 use self::pause::Paused;
@@ -43,6 +45,7 @@ use self::rewind::Rewinding;
 mod again;
 mod blocked;
 mod commit;
+mod copies;
 mod dedup;
 mod deliver;
 mod desk;
@@ -97,6 +100,8 @@ pub(crate) struct Attempt<'a> {
     fence: Option<Fence>,
     /// While an operator wants the lane to stand still.
     paused: Option<Paused>,
+    /// A frame in front of which the lane stands until a copy is in.
+    awaited: Option<Awaited>,
     reader: Reader,
     consumer: Consumer,
     reporter: Reporter,
@@ -170,6 +175,7 @@ impl<'a> Attempt<'a> {
         let tables = (&mut catalog, target.replica);
         let quarantine =
             Quarantine::read(target.client(), tables, options, (&durable, seen)).await?;
+        let copies = backfill::read(target.client(), &options.flow).await?;
         status.set_session(held.epoch, target.replica, registration.clone());
         let mut trimmer = Trimmer::new(broker, options, &start.stream, &registration);
         if let Some(before) = start.left_behind(&durable) {
@@ -185,6 +191,7 @@ impl<'a> Attempt<'a> {
                 catalog,
                 replica: target.replica,
                 conflicts: Arc::new(options.conflicts.clone()),
+                copies,
             },
             dedup,
             quarantine,
@@ -194,6 +201,7 @@ impl<'a> Attempt<'a> {
             again: None,
             fence: None,
             paused: None,
+            awaited: None,
             reporter,
             trimmer,
             batch: Batch::behind(&durable, start.keep_from),
@@ -242,6 +250,7 @@ impl<'a> Attempt<'a> {
         // Whoever applied before may have said that nothing more comes.
         self.look_at_pause().await?;
         self.look_at_fence().await?;
+        self.obey_copies().await?;
         Box::pin(self.serve_desk()).await?;
         let mut tick = tokio::time::interval(self.options.report_interval);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -286,6 +295,9 @@ impl<'a> Attempt<'a> {
         if notification.payload == crate::pause::LOOK {
             self.look_at_pause().await?;
         }
+        if notification.payload == backfill::LOOK {
+            self.look_at_copies().await?;
+        }
         if let Some(request) = Request::parse(&notification.payload) {
             self.rewind(request).await?;
         }
@@ -296,6 +308,9 @@ impl<'a> Attempt<'a> {
         self.show_broker();
         // Its notification is lost when too many wait unread behind a long commit.
         self.look_at_pause().await?;
+        if self.writer.copies.has_a_say(self.durable.end_lsn) {
+            self.look_at_copies().await?;
+        }
         self.check_age()?;
         if self.written.elapsed() >= self.options.idle_checkpoint {
             self.write_down().await?;

@@ -21,6 +21,7 @@ pub(crate) use self::error::Place;
 pub use self::error::{ApplyError, ApplyErrorDetails, ApplyErrorKind};
 use self::pipeline::Pipeline;
 pub(crate) use self::statements::Statements;
+use crate::backfill::sieve::{Sieve, Waits};
 use crate::plan::{Change, Identity, Planner, owned_sequences};
 use crate::quarantine::ConflictRules;
 use crate::target::{Catalog, TargetTable};
@@ -87,6 +88,8 @@ pub struct Executor<'c> {
     /// `None` where every conflict is an error.
     rules: Option<&'c ConflictRules>,
     skipped: Vec<Skipped>,
+    /// `None` where no copy has anything to say about the transaction.
+    sieve: Option<Sieve>,
     prologue: Prologue,
     /// Whether everything is rolled back in the end.
     rehearses: bool,
@@ -112,6 +115,7 @@ impl<'c> Executor<'c> {
             changes: 0,
             rules: None,
             skipped: Vec::new(),
+            sieve: None,
             prologue: if options.role_replica {
                 Prologue::Done
             } else {
@@ -155,6 +159,17 @@ impl<'c> Executor<'c> {
     /// changes within theirs. Not needed before the first.
     pub fn next_transaction(&mut self) {
         self.planner.next_transaction();
+    }
+
+    /// Leaves out of the transaction that comes what a copy has already.
+    pub(crate) fn sift(&mut self, sieve: Option<Sieve>) {
+        self.sieve = sieve;
+    }
+
+    /// Whether anything of a message is not left out.
+    pub(crate) fn keeps(&mut self, message: &Message<'_>, relations: &RelationMap) -> bool {
+        let sieve = self.sieve.as_mut();
+        sieve.is_none_or(|sieve| sieve.keeps_any(message, relations).unwrap_or(true))
     }
 
     /// Takes one surviving message. Changes are sent at once or gathered with others like them;
@@ -206,6 +221,13 @@ impl<'c> Executor<'c> {
         message: &Message<'_>,
         relations: &RelationMap,
     ) -> Result<(), ApplyError> {
+        if let Some(sieve) = &mut self.sieve
+            && !sieve.keeps_any(message, relations).map_err(not_in)?
+        {
+            // Errors count the transaction's changes, whoever brought them.
+            self.planner.count();
+            return Ok(());
+        }
         match message {
             Message::Insert { relation, new, .. } => {
                 self.change(*relation, relations, Change::Insert { new: *new })
@@ -293,6 +315,11 @@ impl<'c> Executor<'c> {
         let place = self.planner.count();
         let mut tables = Vec::new();
         for oid in oids {
+            if let Some(sieve) = &mut self.sieve
+                && !sieve.keeps(oid, relations).map_err(not_in)?
+            {
+                continue;
+            }
             let table = async {
                 let relation = described(oid, relations)?;
                 self.catalog
@@ -393,6 +420,14 @@ async fn restart(client: &Client, tables: &[Arc<TargetTable>]) -> Result<Identit
     } else {
         Identity::SetBack
     })
+}
+
+/// Whoever applies asks before: a copy that was begun anew since is met by asking again.
+fn not_in(Waits(table): Waits) -> ApplyError {
+    let message = "the table's copy is not in yet";
+    let error = ApplyError::new(ApplyErrorKind::Passing, message);
+    let error = error.on(&table.schema, &table.name);
+    error.hint("trellara backfill says how far it is")
 }
 
 fn described(relation: Oid, relations: &RelationMap) -> Result<&Arc<Relation>, ApplyError> {

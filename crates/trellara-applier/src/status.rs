@@ -97,6 +97,19 @@ pub enum ApplierState {
     },
     /// Applying what comes, or waiting for it.
     Running,
+    /// Standing still until a copy is in.
+    Copying {
+        /// Which, and how far it is.
+        reason: String,
+    },
+    /// Applying what comes, but the target shows no state of the source yet: some tables are
+    /// ahead of the others.
+    Converging {
+        /// How many.
+        tables: usize,
+        /// Behind this position no table is ahead any more.
+        at: Lsn,
+    },
     /// Standing still because an operator wants it.
     Paused {
         /// In their words.
@@ -215,6 +228,8 @@ impl ApplierStatus {
             ApplierState::Starting
             | ApplierState::Standby { .. }
             | ApplierState::Running
+            | ApplierState::Copying { .. }
+            | ApplierState::Converging { .. }
             | ApplierState::Paused { .. }
             | ApplierState::Stopped => {}
         }

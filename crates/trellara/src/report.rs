@@ -143,6 +143,14 @@ impl DaemonReport {
                 None,
             ),
             ApplierState::Running => ("running", still.map(|pending| pending.what.clone()), None),
+            ApplierState::Copying { reason } => ("copying", Some(reason.clone()), None),
+            ApplierState::Converging { tables, at } => (
+                "converging",
+                Some(format!(
+                    "{tables} copied table(s) are ahead of the others until {at} is applied"
+                )),
+                None,
+            ),
             ApplierState::Paused {
                 reason,
                 operator,
@@ -201,11 +209,16 @@ impl DaemonReport {
             role: "applier".to_owned(),
             flow: flow.to_string(),
             state: state.to_owned(),
-            // A standby does its job by waiting. A pause is somebody's wish, and no fault that a
-            // probe should act on; whoever asks is told of it.
+            // A standby does its job by waiting, and so does a lane whose copy is still on its way. A
+            // pause is somebody's wish, and no fault that a probe should act on; whoever asks is
+            // told of it.
             ready: matches!(
                 applier.state,
-                ApplierState::Running | ApplierState::Standby { .. } | ApplierState::Paused { .. }
+                ApplierState::Running
+                    | ApplierState::Copying { .. }
+                    | ApplierState::Converging { .. }
+                    | ApplierState::Standby { .. }
+                    | ApplierState::Paused { .. }
             ),
             reason,
             waiting_seconds: still.map(|pending| pending.still.as_secs_f64()),

@@ -2,10 +2,11 @@
 //! target transaction begins, in order, because each that waits is one more to wait behind.
 
 use tokio_postgres::Client;
-use trellara_envelope::{AbortedSet, Halt};
+use trellara_envelope::{AbortedSet, CopyTable, Halt};
 use trellara_pgoutput::ChangeReader;
 
 use super::{Failure, SetAside, Source, Writer, unreadable};
+use crate::backfill::sieve::Sieve;
 use crate::batch::Unit;
 use crate::chunks::{self, ChunkStream, Large};
 use crate::execute::Place;
@@ -147,7 +148,8 @@ impl Writer {
                     .map_err(|error| unreadable(unit, &error))?;
             }
             reader.feed(unit.records.clone());
-            let mut tester = Tester::new(client, &mut self.catalog, self.replica, footprints);
+            let mut tester = Tester::new(client, &mut self.catalog, self.replica, footprints)
+                .sifting(Sieve::of(&self.copies, &unit.identity));
             let read = tester.read(&mut reader).await;
             read.map_err(|error| unlike(error, place, unit))?;
             let hits = tester.finish();
@@ -207,7 +209,8 @@ impl Writer {
             .describe(&unit.earlier)
             .map_err(|error| unreadable(unit, &error))?;
         reader.feed(unit.records.clone());
-        let mut collector = Collector::new(client, &mut self.catalog, self.replica, max_keys);
+        let mut collector = Collector::new(client, &mut self.catalog, self.replica, max_keys)
+            .sifting(Sieve::of(&self.copies, &unit.identity));
         let read = collector.read(&mut reader).await;
         read.map_err(|error| unlike(error, place, unit))?;
         Ok(collector.finish())
@@ -224,7 +227,8 @@ impl Writer {
         self.keep_up(client, footprints).await?;
         let aborted = chunks::aborted(source, large).await?;
         loop {
-            let mut tester = Tester::new(client, &mut self.catalog, self.replica, footprints);
+            let mut tester = Tester::new(client, &mut self.catalog, self.replica, footprints)
+                .sifting(Sieve::of(&self.copies, &large.manifest.identity()));
             let mut reader = ChangeReader::new(large.manifest.streamed, &aborted);
             let mut pieces = ChunkStream::open(source, large).await?;
             while let Some(piece) = pieces.next().await? {
@@ -250,7 +254,8 @@ impl Writer {
         source: &Source<'_>,
     ) -> Result<Result<Touches, TooManyKeys>, Failure> {
         let aborted = chunks::aborted(source, large).await?;
-        let mut collector = Collector::new(client, &mut self.catalog, self.replica, max_keys);
+        let mut collector = Collector::new(client, &mut self.catalog, self.replica, max_keys)
+            .sifting(Sieve::of(&self.copies, &large.manifest.identity()));
         let mut reader = ChangeReader::new(large.manifest.streamed, &aborted);
         let mut pieces = ChunkStream::open(source, large).await?;
         while let Some(piece) = pieces.next().await? {
@@ -261,6 +266,34 @@ impl Writer {
         }
         pieces.finish()?;
         Ok(collector.finish())
+    }
+}
+
+impl Writer {
+    /// Whether a chunked transaction has to wait for a copy, and for which table. Its chunks are read
+    /// once more for it: its manifest names relations by numbers, and not all of them.
+    pub(crate) async fn large_waits_for(
+        &self,
+        large: Large<'_>,
+        source: &Source<'_>,
+    ) -> Result<Option<CopyTable>, Failure> {
+        let Some(mut sieve) = Sieve::of(&self.copies, &large.manifest.identity()) else {
+            return Ok(None);
+        };
+        let aborted = chunks::aborted(source, large).await?;
+        let mut reader = ChangeReader::new(large.manifest.streamed, &aborted);
+        let mut pieces = ChunkStream::open(source, large).await?;
+        while let Some(piece) = pieces.next().await? {
+            stop_if_cancelled(source)?;
+            reader.feed(piece);
+            let waits = sieve.waits_for(&mut reader);
+            let waits = waits.map_err(|error| unlike_large(error.into(), large))?;
+            if waits.is_some() {
+                return Ok(waits);
+            }
+        }
+        pieces.finish()?;
+        Ok(None)
     }
 }
 

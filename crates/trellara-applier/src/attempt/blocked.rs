@@ -190,6 +190,8 @@ impl Attempt<'_> {
         self.written = Instant::now();
         self.passed_over.clear();
         self.again = None;
+        // It comes again.
+        self.awaited = None;
         self.consumer.reposition(start.sequence).await?;
         self.show();
         self.reporter.send(&self.durable).await;

@@ -37,10 +37,13 @@ impl Attempt<'_> {
         // Whatever is not written down yet: that it was applied before is confirmed now.
         self.confirm().await?;
         let asked = self.asked_until.is_some_and(|until| Instant::now() < until);
-        let due = self.written.elapsed() >= self.options.idle_checkpoint || self.at_fence();
+        let due = self.written.elapsed() >= self.options.idle_checkpoint
+            || self.at_fence()
+            || self.at_convergence();
         if !self.batch.units().is_empty() || !self.closed.is_empty() || asked || due {
             self.write_down().await?;
         }
+        self.converge().await?;
         self.say_reached().await
     }
 
@@ -75,6 +78,9 @@ impl Attempt<'_> {
             return Ok(());
         }
         let Some((opened, known)) = self.unless_paused(opened, known) else {
+            return Ok(());
+        };
+        let Some((opened, known)) = self.unless_awaited(opened, known).await? else {
             return Ok(());
         };
         let Some(opened) = self.within_fence(opened, known).await? else {

@@ -24,6 +24,8 @@ impl Attempt<'_> {
                 continue;
             }
             self.write_down().await?;
+            // A notification about a copy may still be on its way.
+            self.look_at_copies().await?;
             worked.get_or_insert(self.durable.end_lsn);
             let client = &self.target.session.client;
             let source = Source {

@@ -6,6 +6,8 @@
 
 use std::time::Instant;
 
+use trellara_envelope::Lsn;
+
 use super::Attempt;
 use crate::fence::{Row, Side};
 use crate::machine::cut::{self, Cap, Cut};
@@ -126,10 +128,17 @@ impl Attempt<'_> {
         Ok(None)
     }
 
-    /// Whether nothing may be read: a frame is held, or the lane is paused.
+    /// Whether nothing may be read: a frame is held, the lane is paused, or waits for a copy.
     pub(super) fn holding(&self) -> bool {
         let held = |fence: &Fence| fence.held.is_some();
-        self.fence.as_ref().is_some_and(held) || self.is_paused()
+        self.fence.as_ref().is_some_and(held) || self.is_paused() || self.waits_for_copy()
+    }
+
+    /// Whether the fence cuts in front of a transaction that commits there.
+    pub(super) fn cuts_before(&self, commit_lsn: Lsn) -> bool {
+        self.fence
+            .as_ref()
+            .is_some_and(|fence| fence.cap.lsn <= commit_lsn)
     }
 
     /// Which run holds the lane.

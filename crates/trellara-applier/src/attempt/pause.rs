@@ -93,7 +93,7 @@ impl Attempt<'_> {
             return blocked;
         }
         match &self.paused {
-            None => ApplierState::Running,
+            None => self.copying_state().unwrap_or(ApplierState::Running),
             Some(Paused { why, .. }) => ApplierState::Paused {
                 reason: why.reason.clone(),
                 operator: format!("{}@{}", why.operator, why.host),

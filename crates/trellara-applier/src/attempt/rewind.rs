@@ -45,6 +45,10 @@ impl Attempt<'_> {
                 "the lane was paused while a verify run held it; resume it first".to_owned();
             return self.answer(&token, &Answer::Failed { reason }).await;
         }
+        if self.waits_for_copy() {
+            let reason = "the lane waits for a copy; try again when it is in".to_owned();
+            return self.answer(&token, &Answer::Failed { reason }).await;
+        }
         if let Some(blocked) = &self.quarantine.blocked {
             let reason = format!("the lane stands still for held transaction {}", blocked.id);
             return self.answer(&token, &Answer::Failed { reason }).await;

@@ -17,19 +17,52 @@ pub enum Bearing {
     Wait,
 }
 
-/// All copies of a flow that still have a say.
+/// All copies of a flow, and what they have to say about transactions.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Copies {
     tables: HashMap<CopyTable, TableCopy>,
+    /// Some copy is not in.
+    waits: bool,
+    /// One of them is of the flow's first copy.
+    holds_lane: bool,
+    /// The highest [`TableCopy::converges_at`] of those that are in and not passed.
+    loaded_to: Lsn,
+    /// The same with those that were passed.
+    seen_to: Lsn,
+    /// The lowest of those that are in and not passed.
+    next: Option<Lsn>,
 }
 
 impl Copies {
     /// Of the rows of `trellara.backfill`.
     pub fn of(rows: impl IntoIterator<Item = TableCopy>) -> Self {
-        let tables = rows.into_iter().map(|copy| (copy.table.clone(), copy));
-        Self {
-            tables: tables.collect(),
+        let mut copies = Self::default();
+        for copy in rows {
+            copies.take(copy);
         }
+        copies
+    }
+
+    fn take(&mut self, copy: TableCopy) {
+        self.waits |= !copy.state.is_in();
+        self.holds_lane |= copy.initial && !copy.state.is_in();
+        if let Some(at) = copy.converges_at {
+            match copy.state {
+                CopyState::Loaded => {
+                    self.loaded_to = self.loaded_to.max(at);
+                    self.seen_to = self.seen_to.max(at);
+                    self.next = Some(self.next.map_or(at, |next| next.min(at)));
+                }
+                CopyState::Done => self.seen_to = self.seen_to.max(at),
+                CopyState::Announced
+                | CopyState::Wanted
+                | CopyState::Copying
+                | CopyState::Failed
+                | CopyState::Kept
+                | CopyState::Removed => {}
+            }
+        }
+        self.tables.insert(copy.table.clone(), copy);
     }
 
     /// Nothing is being copied, and nothing ever was.
@@ -40,20 +73,42 @@ impl Copies {
     /// Whether a transaction's tables have to be looked at: some copy is not in, or the lane has
     /// not passed what its snapshot saw.
     pub fn has_a_say(&self, lane: Lsn) -> bool {
-        self.tables.values().any(|copy| match copy.state {
-            CopyState::Announced | CopyState::Wanted | CopyState::Copying | CopyState::Failed => {
-                true
-            }
-            CopyState::Loaded => copy.converges_at.is_some_and(|at| lane < at),
-            CopyState::Done | CopyState::Kept | CopyState::Removed => false,
-        })
+        self.waits || lane < self.loaded_to
+    }
+
+    /// Whether some copy is not in, so that a transaction may have to wait for it.
+    pub fn waits(&self) -> bool {
+        self.waits
+    }
+
+    /// Whether the changes of a transaction that committed there have to be looked at, also of one
+    /// that is applied late.
+    pub fn concerns(&self, commit_lsn: Lsn) -> bool {
+        self.waits || commit_lsn < self.seen_to
     }
 
     /// Whether the lane stands still: a table of the flow's first copy is not in.
     pub fn holds_lane(&self) -> bool {
-        self.tables
-            .values()
-            .any(|copy| copy.initial && !copy.state.is_in())
+        self.holds_lane
+    }
+
+    /// Where the lane passes the next of those that are in.
+    pub fn next_convergence(&self) -> Option<Lsn> {
+        self.next
+    }
+
+    /// How many are in and not passed, and where the lane has passed all of them.
+    pub fn converging(&self) -> Option<(usize, Lsn)> {
+        self.next?;
+        let loaded = |copy: &&TableCopy| copy.state == CopyState::Loaded;
+        let tables = self.tables.values().filter(loaded).count();
+        Some((tables, self.loaded_to))
+    }
+
+    /// One that is not in; of the flow's first copy if there is such a one.
+    pub fn first_waiting(&self) -> Option<&TableCopy> {
+        let waiting = self.tables.values().filter(|copy| !copy.state.is_in());
+        waiting.min_by_key(|copy| (!copy.initial, &copy.table))
     }
 
     /// What the change of a table means, in a transaction of this id that committed there.

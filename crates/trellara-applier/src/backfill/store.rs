@@ -1,8 +1,10 @@
 //! `trellara.backfill` as values.
 
-use tokio_postgres::{GenericClient, Row};
-use trellara_envelope::{CopyTable, FlowName, Incarnation, Lsn};
+use tokio_postgres::{Client, GenericClient, Row};
+use trellara_envelope::{CopyTable, FlowName, Incarnation, Lane, LaneEpoch, Lsn};
 use trellara_postgres::settle::Snapshot;
+
+use crate::ledger;
 
 /// How far a table's copy is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,6 +125,81 @@ impl TableCopy {
     pub fn in_state(self, state: CopyState) -> Self {
         Self { state, ..self }
     }
+}
+
+const NOTICE: &str = "\
+WITH noticed AS ( \
+  UPDATE trellara.backfill AS b SET noticed_epoch = $3 \
+    FROM unnest($4::text[], $5::text[], $6::integer[]) AS n (schema_name, table_name, generation) \
+   WHERE b.flow = $1 AND b.schema_name = n.schema_name AND b.table_name = n.table_name \
+     AND b.generation = n.generation AND b.state = 'announced' \
+     AND b.noticed_epoch IS DISTINCT FROM $3 \
+     AND EXISTS (SELECT FROM trellara.lane AS l \
+                  WHERE l.flow = $1 AND l.lane = $2 AND l.epoch = $3) \
+  RETURNING 1) \
+SELECT pg_notify($7, '') FROM (SELECT count(*) AS tables FROM noticed) AS c WHERE c.tables > 0";
+const CONVERGED: &str = "\
+WITH done AS ( \
+  UPDATE trellara.backfill SET state = 'done', changed_at = clock_timestamp() \
+   WHERE flow = $1 AND state = 'loaded' AND converges_at <= $4 \
+     AND EXISTS (SELECT FROM trellara.lane AS l \
+                  WHERE l.flow = $1 AND l.lane = $2 AND l.epoch = $3) \
+  RETURNING 1) \
+SELECT c.tables, pg_notify($5, '')::text FROM (SELECT count(*) AS tables FROM done) AS c";
+
+/// The channel on which an applier says that it has noticed an announced table, or that tables have
+/// converged.
+pub fn answer_channel(flow: &FlowName) -> String {
+    format!("trellara_{flow}_backfill")
+}
+
+/// Says under our epoch that these announced tables are obeyed.
+pub(crate) async fn notice(
+    client: &Client,
+    (flow, lane): (&FlowName, Lane),
+    epoch: LaneEpoch,
+    announced: &[&TableCopy],
+) -> Result<(), tokio_postgres::Error> {
+    let schemas: Vec<&str> = announced.iter().map(|copy| &*copy.table.schema).collect();
+    let names: Vec<&str> = announced.iter().map(|copy| &*copy.table.name).collect();
+    let generations: Vec<i32> = announced
+        .iter()
+        .map(|copy| copy.generation.cast_signed())
+        .collect();
+    let (channel, flow, lane) = (answer_channel(flow), flow.as_str(), ledger::lane(lane));
+    client
+        .query(
+            NOTICE,
+            &[
+                &flow,
+                &lane,
+                &epoch.0,
+                &schemas,
+                &names,
+                &generations,
+                &channel,
+            ],
+        )
+        .await
+        .map(drop)
+}
+
+/// Writes down under our epoch that the lane has come to `at`: what was copied and read before that
+/// is done. How many tables.
+pub(crate) async fn converged(
+    client: &Client,
+    (flow, lane): (&FlowName, Lane),
+    epoch: LaneEpoch,
+    at: Lsn,
+) -> Result<i64, tokio_postgres::Error> {
+    let (channel, flow, lane) = (answer_channel(flow), flow.as_str(), ledger::lane(lane));
+    let row = client
+        .query_one(
+            CONVERGED,
+            &[&flow, &lane, &epoch.0, &ledger::pg(at), &channel],
+        )
+        .await?;
+    Ok(row.get(0))
 }
 
 const READ: &str = "\

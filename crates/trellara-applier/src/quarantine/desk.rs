@@ -13,6 +13,7 @@ use super::order;
 use super::replay::{Desk, Step};
 use super::request::{Answer, Item, Order};
 use crate::apply::{Source, Writer};
+use crate::backfill;
 use crate::checkpoint::Checkpoint;
 use crate::fence::Side;
 use crate::lane::{self, Claimant};
@@ -196,6 +197,7 @@ async fn in_session(
         catalog: Catalog::new(),
         replica: target.replica,
         conflicts: Arc::new(options.conflicts.clone()),
+        copies: backfill::read(client, flow).await?,
     };
     let reader = broker.map(|broker| Reader::new(broker, &flow.stream()));
     let source = broker.zip(reader.as_ref()).map(|(broker, reader)| Source {

@@ -1,6 +1,7 @@
 //! A replay that is always rolled back: what it would do, and what still stands in its way.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use tokio_postgres::Client;
 use tokio_util::sync::CancellationToken;
@@ -17,6 +18,8 @@ use super::request::Order;
 use super::skipped::Recorder;
 use super::{Cause, Held, HeldId, HeldReason, HeldState, store};
 use crate::apply::{Failure, Source};
+use crate::backfill::sieve::Sieve;
+use crate::backfill::{self, Copies};
 use crate::execute::{ApplyError, Executor, ExecutorOptions};
 use crate::ledger;
 use crate::options::ApplierOptions;
@@ -86,6 +89,9 @@ pub async fn rehearse(
         source: source.as_ref(),
         catalog: Catalog::new(),
         replica: target.replica,
+        copies: backfill::read(target.client(), &options.flow)
+            .await
+            .map_err(Trouble::from)?,
         order,
         slow: BTreeSet::new(),
         failed: BTreeMap::new(),
@@ -104,6 +110,7 @@ struct Rehearsal<'a> {
     source: Option<&'a Source<'a>>,
     catalog: Catalog,
     replica: bool,
+    copies: Arc<Copies>,
     order: &'a Order,
     /// Those that failed set-wise: row by row the failing change has a number.
     slow: BTreeSet<HeldId>,
@@ -221,6 +228,7 @@ impl Rehearsal<'_> {
         let mut executor = Executor::new(self.client, &mut self.catalog, options)
             .with_conflicts(&self.options.conflicts)
             .rehearsing();
+        executor.sift(Sieve::of(&self.copies, &held.identity));
         let of = (&self.options.flow, self.options.lane);
         let mut recorder = Recorder::new(of, held.identity, held.end_lsn);
         let (client, source) = (self.client, self.source);

@@ -22,6 +22,7 @@ use super::request::{End, Item, Order, Task};
 use super::skipped::Recorder;
 use super::{Cause, Held, HeldId, HeldReason, HeldState, store, text};
 use crate::apply::{Committed, Failure, Source, Writer};
+use crate::backfill::sieve::Sieve;
 use crate::checkpoint::Checkpoint;
 use crate::disposition::{self, Disposition};
 use crate::execute::Executor;
@@ -308,7 +309,9 @@ impl Desk<'_> {
     ) -> Result<Committed, Failure> {
         let mut effects = Effects::default();
         let mut recorder = Recorder::new((self.flow, self.lane), held.identity, held.end_lsn);
+        let sieve = Sieve::of(&self.writer.copies, &held.identity);
         let mut executor = self.writer.executor(self.client, set_wise);
+        executor.sift(sieve);
         let (client, source) = (self.client, self.source);
         let changes = apply(
             &mut executor,
@@ -382,12 +385,16 @@ impl Desk<'_> {
             return Ok(Vec::new());
         }
         let Writer {
-            catalog, replica, ..
+            catalog,
+            replica,
+            copies,
+            ..
         } = &mut *self.writer;
         let target = (&mut *catalog, *replica);
         let footprints = footprint::load(client, target, self.flow, self.lane).await;
         let footprints = footprints.map_err(Trouble::from)?;
-        let mut tester = Tester::new(client, catalog, *replica, &footprints);
+        let mut tester = Tester::new(client, catalog, *replica, &footprints)
+            .sifting(Sieve::of(copies, &held.identity));
         let mut pieces = head.bytes(client, self.source).await?;
         let mut reader = ChangeReader::new(head.streamed(), head.aborted());
         while let Some(piece) = pieces.next().await? {
@@ -526,7 +533,9 @@ pub(crate) async fn apply(
             .next_change()
             .map_err(|error| head.unreadable(&error))?
         {
-            effects.count(&change.message, change.relations);
+            if executor.keeps(&change.message, change.relations) {
+                effects.count(&change.message, change.relations);
+            }
             executor
                 .apply_message(&change.message, change.relations)
                 .await

@@ -1,6 +1,7 @@
 //! The applier against real servers.
 
 mod conflicts;
+mod copies;
 mod dedup;
 mod desk;
 mod execute;

@@ -11,6 +11,7 @@ use super::collect::Gathering;
 use super::hits::Comparing;
 use super::reach::Reach;
 use super::{Footprints, Hits, TooManyKeys, Touches};
+use crate::backfill::sieve::Sieve;
 use crate::execute::{ApplyError, ApplyErrorKind};
 use crate::plan::Change;
 use crate::target::{Catalog, Mapping};
@@ -58,6 +59,13 @@ impl<'c> Collector<'c> {
         }
     }
 
+    /// Passes over what a copy has already.
+    #[must_use]
+    pub(crate) fn sifting(mut self, sieve: Option<Sieve>) -> Self {
+        self.tables.sieve = sieve;
+        self
+    }
+
     /// Takes one surviving message.
     ///
     /// # Errors
@@ -72,6 +80,9 @@ impl<'c> Collector<'c> {
         } = message
         {
             for oid in *oids {
+                if !self.tables.applies(oid, relations) {
+                    continue;
+                }
                 let relation = described(oid, relations)?;
                 let Tables {
                     client, catalog, ..
@@ -80,7 +91,9 @@ impl<'c> Collector<'c> {
                 let ties = catalog.ties(client, &table).await?;
                 self.gathering.truncate(&table, &ties);
             }
-        } else if let Some((relation, change)) = change(message) {
+        } else if let Some((relation, change)) = change(message)
+            && self.tables.applies(relation, relations)
+        {
             let reach = self.tables.reach(relation, relations).await?;
             self.gathering.change(&reach, &change);
         }
@@ -121,6 +134,13 @@ impl<'c, 'f> Tester<'c, 'f> {
         }
     }
 
+    /// Passes over what a copy has already.
+    #[must_use]
+    pub(crate) fn sifting(mut self, sieve: Option<Sieve>) -> Self {
+        self.tables.sieve = sieve;
+        self
+    }
+
     /// Takes one surviving message.
     ///
     /// # Errors
@@ -135,6 +155,9 @@ impl<'c, 'f> Tester<'c, 'f> {
         } = message
         {
             for oid in *oids {
+                if !self.tables.applies(oid, relations) {
+                    continue;
+                }
                 let relation = described(oid, relations)?;
                 let Tables {
                     client, catalog, ..
@@ -145,7 +168,9 @@ impl<'c, 'f> Tester<'c, 'f> {
                 let root = ties.root.as_ref().unwrap_or(&own);
                 self.comparing.truncate(root, &table);
             }
-        } else if let Some((relation, change)) = change(message) {
+        } else if let Some((relation, change)) = change(message)
+            && self.tables.applies(relation, relations)
+        {
             let reach = self.tables.reach(relation, relations).await?;
             self.comparing.change(&reach, &change);
         }
@@ -175,6 +200,8 @@ struct Tables<'c> {
     catalog: &'c mut Catalog,
     /// By relation; a relation described anew has another mapping.
     known: HashMap<Oid, (Arc<Mapping>, Arc<Reach>)>,
+    /// What a copy has already is touched by nobody.
+    sieve: Option<Sieve>,
 }
 
 impl<'c> Tables<'c> {
@@ -183,7 +210,15 @@ impl<'c> Tables<'c> {
             client,
             catalog,
             known: HashMap::new(),
+            sieve: None,
         }
+    }
+
+    /// Whether a change of the relation is applied. One whose copy is not in counts: it will be, or
+    /// it will not.
+    fn applies(&mut self, oid: Oid, relations: &RelationMap) -> bool {
+        let sieve = self.sieve.as_mut();
+        sieve.is_none_or(|sieve| sieve.keeps(oid, relations).unwrap_or(true))
     }
 
     async fn reach(&mut self, oid: Oid, relations: &RelationMap) -> Result<Arc<Reach>, ApplyError> {
