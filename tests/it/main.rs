@@ -3,6 +3,7 @@
 //! - `quickstart`: a real load arrives equal on the oldest and the newest server.
 //! - `bare`: a machine that lacks what the servers and the build need.
 //! - `bad_input`: what is found before anything is created; `damage`: what is found later.
+//! - `backfill`: rows that the source holds already are copied, and handed over to the stream.
 //! - `large`: one streamed transaction with kills in its middle; `records`: record keys.
 //! - `faults`: each class of trouble on the target, for real, with its promised end.
 //! - `stall`: what does not move turns `/readyz` red and is named.
@@ -23,6 +24,7 @@
 
 mod absences;
 mod asleep;
+mod backfill;
 mod bad_input;
 mod bare;
 mod connect;

@@ -14,5 +14,6 @@ pub mod large;
 pub mod oracle;
 pub mod poisoning;
 pub mod proxy;
+pub mod race;
 pub mod roles;
 pub mod soak;
