@@ -1,0 +1,3 @@
+//! What is asked of a source, against real servers.
+
+mod definition;
