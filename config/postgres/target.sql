@@ -78,6 +78,11 @@ BEGIN
         -- What an operator asks of the applier, and lanes that stand still on purpose.
         GRANT SELECT, INSERT, UPDATE, DELETE ON trellara.request, trellara.pause TO trellara_apply;
     END IF;
+    -- What a copy has brought. What came of one that is begun anew is void.
+    IF to_regclass('trellara.backfill') IS NOT NULL THEN
+        GRANT SELECT, INSERT, UPDATE ON trellara.backfill, trellara.backfill_definition TO trellara_apply;
+        GRANT SELECT, INSERT, DELETE ON trellara.backfill_part TO trellara_apply;
+    END IF;
 END
 $$;
 

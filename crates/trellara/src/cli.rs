@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::{ArgAction, Args, Parser, Subcommand};
 
 use crate::command::{
-    applier, check, completions, config, demo, inspect, man, pause, quarantine, relay, remove,
-    resume, rewind, run, setup, status, verify, wait,
+    applier, backfill, check, completions, config, cutover, demo, inspect, man, pause, quarantine,
+    relay, remove, resume, rewind, run, setup, status, table, verify, wait,
 };
 use crate::exit;
 use crate::output::Format;
@@ -56,6 +56,9 @@ pub(crate) enum Command {
     Relay(relay::Args),
     Applier(applier::Args),
     Status(status::Args),
+    Backfill(backfill::Args),
+    #[command(subcommand)]
+    Table(table::Command),
     Wait(wait::Args),
     Verify(Box<verify::Args>),
     Inspect(inspect::Args),
@@ -64,6 +67,7 @@ pub(crate) enum Command {
     Pause(pause::Args),
     Resume(resume::Args),
     Rewind(rewind::Args),
+    Cutover(cutover::Args),
     Remove(remove::Args),
     Config(config::Args),
     Demo(demo::Args),

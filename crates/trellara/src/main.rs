@@ -9,6 +9,7 @@ mod cli;
 mod command;
 mod config;
 mod context;
+mod copying;
 mod daemon;
 mod daemon_reports;
 mod demo;
@@ -25,6 +26,7 @@ mod preflight;
 mod report;
 mod setup;
 mod survey;
+mod target_ddl;
 mod telemetry;
 mod verdict;
 mod visible;
@@ -100,6 +102,9 @@ async fn serve(command: Command, context: &Context) -> Result<Exit, Failure> {
         Command::Quarantine(command) => command::quarantine::execute(&command, context).await,
         Command::Pause(args) => command::pause::execute(&args, context).await,
         Command::Resume(args) => command::resume::execute(&args, context).await,
+        Command::Backfill(args) => command::backfill::execute(&args, context).await,
+        Command::Table(command) => command::table::execute(&command, context).await,
+        Command::Cutover(args) => command::cutover::execute(&args, context).await,
         Command::Rewind(args) => command::rewind::execute(&args, context).await,
         Command::Remove(args) => command::remove::execute(&args, context).await,
         Command::Demo(args) => command::demo::execute(&args, context).await,

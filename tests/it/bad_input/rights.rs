@@ -51,6 +51,7 @@ async fn every_missing_right_is_named_in_one_run() -> Result<()> {
         "SOURCE_NO_REPLICATION",
         "SOURCE_CREATE_RIGHT",
         "SOURCE_TABLE_OWNER",
+        "SOURCE_TABLE_RIGHT",
         "TARGET_CREATE_RIGHT",
         "TARGET_TABLE_RIGHT",
     ];
@@ -183,9 +184,9 @@ async fn setting_up_in_a_schema_that_a_dba_made_takes_one_more_right() -> Result
     accepted(&flow).await
 }
 
-/// Without SELECT nobody can see whether a table is empty; its size tells.
+/// What cannot be read cannot be copied: each table, and each schema, with its grant.
 #[tokio::test]
-async fn rows_are_found_without_the_right_to_read_them() -> Result<()> {
+async fn b133_tables_that_may_not_be_read_are_named() -> Result<()> {
     let mut flow = flow(15, "unread", "").await?;
     let capture = format!("{}_c", flow.name);
     run(
@@ -194,7 +195,6 @@ async fn rows_are_found_without_the_right_to_read_them() -> Result<()> {
             &format!("CREATE ROLE {capture} LOGIN REPLICATION PASSWORD 'secret'"),
             "CREATE SCHEMA hidden",
             "CREATE TABLE hidden.h (id int PRIMARY KEY)",
-            "INSERT INTO hidden.h VALUES (1)",
             &format!(
                 "CREATE PUBLICATION trellara_{} FOR TABLE t, hidden.h",
                 flow.name
@@ -206,7 +206,61 @@ async fn rows_are_found_without_the_right_to_read_them() -> Result<()> {
     run(&flow.target_admin, &[table]).await?;
     flow.places.source_url = with_user(&flow.source_admin, &capture);
     flow.write_config()?;
-    refused(&flow, &["SOURCE_TABLE_HAS_ROWS"], 11).await?;
+    let found = refused(&flow, &["SOURCE_SCHEMA_RIGHT", "SOURCE_TABLE_RIGHT"], 77).await?;
+    let cures = cures(&found);
+    ensure!(cures.len() == 3, "{cures:?}");
+    for cure in &cures {
+        run(&flow.source_admin, &[cure]).await?;
+    }
+    accepted(&flow).await
+}
+
+/// Row security on a table would leave rows out of the copy, without a word from the server.
+#[tokio::test]
+async fn b60_row_security_that_would_hide_rows_is_named() -> Result<()> {
+    let mut flow = flow(15, "hidden", "").await?;
+    let capture = format!("{}_c", flow.name);
+    run(
+        &flow.source_admin,
+        &[
+            &format!("CREATE ROLE {capture} LOGIN REPLICATION PASSWORD 'secret'"),
+            &format!("GRANT SELECT ON t TO {capture}"),
+            "ALTER TABLE t ENABLE ROW LEVEL SECURITY",
+            &format!("CREATE PUBLICATION trellara_{} FOR TABLE t", flow.name),
+        ],
+    )
+    .await?;
+    flow.places.source_url = with_user(&flow.source_admin, &capture);
+    flow.write_config()?;
+    let found = refused(&flow, &["SOURCE_ROW_SECURITY"], 77).await?;
+    for cure in &cures(&found) {
+        run(&flow.source_admin, &[cure]).await?;
+    }
+    accepted(&flow).await
+}
+
+fn cures(found: &[serde_json::Value]) -> Vec<String> {
+    let cures = found.iter().filter_map(|finding| finding["cure"].as_str());
+    cures.map(str::to_owned).collect()
+}
+
+/// Without SELECT nobody can see whether a table is empty; its size tells.
+#[tokio::test]
+async fn rows_of_the_target_are_found_without_the_right_to_read_them() -> Result<()> {
+    let mut flow = flow(15, "unread", "").await?;
+    let apply = format!("{}_a", flow.name);
+    run(
+        &flow.target_admin,
+        &[
+            &format!("CREATE ROLE {apply} LOGIN PASSWORD 'secret'"),
+            &format!("GRANT CREATE ON DATABASE {} TO {apply}", flow.name),
+            "INSERT INTO t VALUES (1, 'x')",
+        ],
+    )
+    .await?;
+    flow.places.target_url = with_user(&flow.target_admin, &apply);
+    flow.write_config()?;
+    refused(&flow, &["TARGET_TABLE_RIGHT", "TARGET_TABLE_HAS_ROWS"], 77).await?;
     Ok(())
 }
 

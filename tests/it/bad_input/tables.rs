@@ -29,7 +29,7 @@ const TARGET: &[&str] = &[
     "CREATE TABLE narrow (id int PRIMARY KEY, needed int NOT NULL)",
     "CREATE TABLE keyless (a int)",
     "CREATE TABLE nothing (a int PRIMARY KEY)",
-    "CREATE TABLE filled (id int GENERATED ALWAYS AS (1) STORED)",
+    "CREATE TABLE filled (id int GENERATED ALWAYS AS (1) STORED); INSERT INTO filled DEFAULT VALUES",
     "CREATE TABLE parted (id int, p int)",
     "CREATE VIEW viewed AS SELECT 1 AS id",
     "CREATE TABLE late (id int PRIMARY KEY)",
@@ -50,6 +50,7 @@ async fn everything_wrong_with_tables_is_named_in_one_run() -> Result<()> {
         "TARGET_TABLE_KIND",
         "SOURCE_NO_REPLICA_IDENTITY",
         "SOURCE_TABLE_HAS_ROWS",
+        "TARGET_TABLE_HAS_ROWS",
     ];
     let found = refused(&flow, &expected, 11).await?;
     let about = |id: &str| -> Vec<String> {

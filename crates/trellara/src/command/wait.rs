@@ -103,13 +103,13 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
 
 /// A position on the source's present course: the same number names another place on a timeline
 /// that was left before it, and in another cluster.
-struct Goal {
-    lsn: Lsn,
-    history: SourceHistory,
+pub(super) struct Goal {
+    pub(super) lsn: Lsn,
+    pub(super) history: SourceHistory,
 }
 
 impl Goal {
-    fn reached_by(&self, checkpoint: &Checkpoint) -> bool {
+    pub(super) fn reached_by(&self, checkpoint: &Checkpoint) -> bool {
         checkpoint.end_lsn >= self.lsn
             && self
                 .history
@@ -118,7 +118,7 @@ impl Goal {
 }
 
 /// Waits for the goal until `deadline`; the checkpoint seen last.
-async fn until(
+pub(super) async fn until(
     config: &Config,
     target: &Session,
     goal: &Goal,

@@ -25,7 +25,7 @@ use secrecy::SecretString;
 
 pub(crate) use defaults::*;
 pub(crate) use keys::{Available, KEYS, Key};
-pub(crate) use model::{AcknowledgeSetting, BrokerSetting, Config, Listen, OnHalt};
+pub(crate) use model::{AcknowledgeSetting, BrokerSetting, Config, Existing, Listen, OnHalt};
 
 pub(crate) use quantity::{bytes, duration, size};
 

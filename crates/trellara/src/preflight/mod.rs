@@ -2,6 +2,7 @@
 //! cure. Reads only.
 
 mod broker;
+mod copy;
 mod lists;
 mod published;
 mod source;
@@ -11,6 +12,8 @@ mod target;
 
 use serde::Serialize;
 use trellara_jetstream::Broker;
+use trellara_postgres::Session;
+use trellara_source::publication::TableName;
 
 use crate::config::{BrokerSetting, Config};
 use crate::exit::{Exit, Failure};
@@ -182,6 +185,13 @@ pub(crate) async fn examine(
     {
         findings.failed("TABLES_QUERY", "tables", &failure);
     }
+    if let Ok(target) = &target
+        && !set_up
+        && config.backfill.copy
+        && let Err(failure) = copy::target(config, target, &members, &mut findings).await
+    {
+        findings.failed("TABLES_QUERY", "tables", &failure);
+    }
     let embedded = matches!(config.nats.broker, BrokerSetting::Embedded { .. });
     match broker {
         Ok(broker) => {
@@ -203,6 +213,30 @@ pub(crate) async fn examine(
     let mut findings = findings.0;
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     findings
+}
+
+/// The same of single tables that are to join a flow.
+pub(crate) async fn tables(
+    config: &Config,
+    (source, target): (&Session, &Session),
+    tables: &[TableName],
+) -> Vec<Finding> {
+    let mut findings = Findings::default();
+    let examined = async {
+        published::replica_identities(config, source, tables, &mut findings).await?;
+        copy::rights(config, source, tables, &mut findings).await?;
+        tables::compare(config, source, target, tables, &mut findings).await?;
+        copy::target(config, target, tables, &mut findings).await
+    };
+    if let Err(failure) = examined.await {
+        findings.failed("TABLES_QUERY", "tables", &failure);
+    }
+    // Rules are for tables that are not looked at here.
+    findings.0.retain(|finding| finding.id != "CONFLICTS_TABLE");
+    findings
+        .0
+        .sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+    findings.0
 }
 
 /// What setup would refuse because of what it finds together: a slot nobody can vouch for, a

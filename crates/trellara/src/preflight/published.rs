@@ -57,7 +57,7 @@ async fn existing_publication(
                 "TABLE_NOT_PUBLISHED",
                 table.to_string(),
                 "source.tables names it and the publication does not hold it",
-                "it is not carried; adding a table to a running flow is not available yet",
+                format!("it is not carried; `trellara table add {table}` brings it in"),
             );
         }
     }
@@ -222,43 +222,6 @@ pub(super) fn is_insert_only(config: &Config, schema: &str, name: &str) -> bool 
     config.source.insert_only.iter().any(|pattern| {
         pattern.schema == schema && pattern.table.as_ref().is_none_or(|table| table == name)
     })
-}
-
-/// Tables that hold rows, which nobody would copy.
-pub(super) async fn rows(
-    session: &Session,
-    tables: &[TableName],
-    findings: &mut Findings,
-) -> Result<(), Failure> {
-    let cure = "the initial copy is not available yet: load the target by other means and set backfill.mode: none";
-    for table in tables {
-        let sql = format!("SELECT EXISTS (SELECT FROM {table})");
-        let (holds, reason) = match session.client.query_one(&sql, &[]).await {
-            Ok(row) => (row.get(0), "it holds rows that nobody would copy"),
-            // Without the right to read, the size on disk has to do.
-            Err(_) => (
-                occupies_disk(session, table).await?,
-                "it may hold rows that nobody would copy",
-            ),
-        };
-        if holds {
-            findings.error("SOURCE_TABLE_HAS_ROWS", table.to_string(), reason, cure);
-        }
-    }
-    Ok(())
-}
-
-async fn occupies_disk(session: &Session, table: &TableName) -> Result<bool, Failure> {
-    // By oid: looking a name up takes USAGE on its schema.
-    let sql = "SELECT coalesce(sum(pg_relation_size(p.oid)), 0) > 0 \
-                 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace \
-                CROSS JOIN LATERAL (SELECT c.oid UNION SELECT relid FROM pg_partition_tree(c.oid)) AS p(oid) \
-                WHERE n.nspname = $1 AND c.relname = $2";
-    Ok(session
-        .client
-        .query_one(sql, &[&table.schema, &table.name])
-        .await?
-        .get(0))
 }
 
 /// Schemas and names as two arrays for `unnest`.

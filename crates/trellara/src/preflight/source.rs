@@ -4,7 +4,7 @@ use trellara_postgres::{ServerVersion, Session, quote};
 use trellara_source::publication::TableName;
 use trellara_source::slot;
 
-use super::{Findings, published};
+use super::{Findings, copy, published};
 use crate::config::Config;
 use crate::exit::Failure;
 
@@ -28,10 +28,9 @@ pub(super) async fn examine(
     let slot_exists = slot_facts(config, session, findings).await?;
     let tables = published::tables(config, session, findings).await?;
     published::replica_identities(config, session, &tables, findings).await?;
-    // Once the slot is there, whatever the tables hold has come or will come through it; and a
-    // flow that lost its slot has worse to be told.
-    if !slot_exists && !set_up && config.backfill.copy {
-        published::rows(session, &tables, findings).await?;
+    // Once the flow is set up, its copy says itself what stands in its way.
+    if !set_up && config.backfill.copy {
+        copy::source(config, session, (&tables, slot_exists), findings).await?;
     }
     Ok(tables)
 }

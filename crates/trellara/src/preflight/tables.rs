@@ -8,6 +8,7 @@ use trellara_source::publication::TableName;
 use super::{Findings, lists, published};
 use crate::config::Config;
 use crate::exit::Failure;
+use crate::target_ddl;
 
 /// One column of one side.
 #[derive(Debug, Clone)]
@@ -62,24 +63,56 @@ pub(super) async fn compare(
     let mut ours = read(source, members, applier).await?;
     publish(config, source, &mut ours).await?;
     let theirs = read(target, members, applier).await?;
+    let mut missing = Vec::new();
     for member in members {
         let key = (member.schema.clone(), member.name.clone());
         let Some(target) = theirs.get(&key) else {
-            let cure = format!(
-                "create it there, for example with pg_dump --schema-only --table='{member}'"
-            );
-            findings.error(
-                "TARGET_TABLE_MISSING",
-                member.to_string(),
-                "the target does not have it",
-                cure,
-            );
+            missing.push(member.clone());
             continue;
         };
         if let Some(source) = ours.get(&key) {
             compare_columns(member, source, target, findings);
         }
         about_table(member, target, applier, findings);
+    }
+    if missing.is_empty() {
+        return Ok(());
+    }
+    missing_tables(config, (source, target), &missing, findings).await
+}
+
+/// Tables that the target lacks: setup makes them where it may, and where it is told to.
+async fn missing_tables(
+    config: &Config,
+    (source, target): (&Session, &Session),
+    missing: &[TableName],
+    findings: &mut Findings,
+) -> Result<(), Failure> {
+    if !config.backfill.create_tables {
+        let cure = "backfill.ddl: create lets setup create it as the source defines it; \
+                    `trellara setup --print-sql` prints the statements for whoever creates it instead";
+        for table in missing {
+            let reason = "the target does not have it";
+            findings.error("TARGET_TABLE_MISSING", table.to_string(), reason, cure);
+        }
+        return Ok(());
+    }
+    let lacks = target_ddl::missing(config, source, target, missing).await?;
+    for table in missing {
+        let reason = "the target does not have it, and setup creates it";
+        findings.note("TARGET_TABLE_CREATED", table.to_string(), reason);
+    }
+    for name in &lacks.types {
+        let reason = "a column has this type, which the target does not have";
+        let cure = "create it there, or the extension that it comes with";
+        findings.error("TARGET_TYPE_MISSING", name.to_string(), reason, cure);
+    }
+    for schema in &lacks.closed_schemas {
+        let user = config.target.connect.user();
+        let about = format!("schema {}", quote::identifier(schema));
+        let reason = format!("role {user} may not create tables in it");
+        let cure = target_ddl::create_right(schema, user);
+        findings.right("TARGET_SCHEMA_CREATE", about, reason, cure);
     }
     Ok(())
 }

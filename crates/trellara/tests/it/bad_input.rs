@@ -20,7 +20,7 @@ fn everything_wrong_is_named_in_one_run_and_nothing_is_created() {
          CREATE TABLE filled (id int PRIMARY KEY, extra text); INSERT INTO filled VALUES (1, 'x')",
     );
     world.target_sql(
-        "CREATE TABLE keyless (a int); CREATE TABLE filled (id int PRIMARY KEY, needed int NOT NULL)",
+        "CREATE TABLE keyless (a int); CREATE TABLE filled (id int PRIMARY KEY, needed int NOT NULL); INSERT INTO filled VALUES (1, 2)",
     );
     world.config("");
     let checked = world.run(&["check", "--output", "json"]).expect(11);
@@ -28,7 +28,7 @@ fn everything_wrong_is_named_in_one_run_and_nothing_is_created() {
     for expected in [
         "SOURCE_WAL_LEVEL",
         "SOURCE_NO_REPLICA_IDENTITY",
-        "SOURCE_TABLE_HAS_ROWS",
+        "TARGET_TABLE_HAS_ROWS",
         "TARGET_TABLE_MISSING",
         "TARGET_COLUMN_MISSING",
         "TARGET_COLUMN_NEEDED",

@@ -2,13 +2,15 @@
 
 use std::process::Command;
 
-const COMMANDS: [&str; 18] = [
+const COMMANDS: [&str; 21] = [
     "check",
     "setup",
     "run",
     "relay",
     "applier",
     "status",
+    "backfill",
+    "table",
     "wait",
     "verify",
     "inspect",
@@ -16,6 +18,7 @@ const COMMANDS: [&str; 18] = [
     "pause",
     "resume",
     "rewind",
+    "cutover",
     "remove",
     "config",
     "demo",
@@ -58,6 +61,17 @@ fn help_of_every_command_of_the_desk() {
             assert!(help.contains(part), "{command}: no {part}");
         }
         insta::assert_snapshot!(format!("quarantine_{command}"), help);
+    }
+}
+
+#[test]
+fn help_of_every_command_about_tables() {
+    for command in ["list", "add", "remove", "recopy", "sequences"] {
+        let help = help(&["table", command]);
+        for part in ["Reads:", "Writes:", "Exit codes:", "Examples:"] {
+            assert!(help.contains(part), "{command}: no {part}");
+        }
+        insta::assert_snapshot!(format!("table_{command}"), help);
     }
 }
 

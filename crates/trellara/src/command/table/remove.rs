@@ -1,0 +1,93 @@
+//! `trellara table remove`.
+
+use trellara_postgres::{fault, quote};
+use trellara_source::publication::TableName;
+
+use super::{Place, one_table};
+use crate::context::Context;
+use crate::exit::{Exit, Failure};
+use crate::output;
+use crate::telemetry::{self, LogFormat};
+
+/// Takes a table out of the flow: its changes are not carried any more. No row is touched.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Reads:  the publication on the source
+Writes: the publication; a row of trellara.backfill and one of trellara.audit on the target
+
+Exit codes: 0 it is out; 11 it is not in the flow; 64 not confirmed; 77 a right is missing
+
+Examples:
+  trellara table remove public.invoices
+  trellara table remove public.invoices --yes")]
+pub(crate) struct Args {
+    /// The table, schema.table.
+    #[arg(value_name = "TABLE", value_parser = one_table)]
+    table: TableName,
+    /// Do not ask.
+    #[arg(long)]
+    yes: bool,
+}
+
+/// The relay is told by the oid that the table left on purpose.
+const REMOVED: &str = "\
+INSERT INTO trellara.backfill AS b (flow, schema_name, table_name, state, initial, relation) \
+SELECT $1, t.s, t.n, 'removed', false, t.o \
+  FROM unnest($2::text[], $3::text[], $4::bigint[]) AS t(s, n, o) \
+ON CONFLICT (flow, schema_name, table_name) DO UPDATE \
+   SET state = 'removed', initial = false, relation = excluded.relation, \
+       generation = b.generation + 1, changed_at = clock_timestamp() \
+ WHERE b.state <> 'removed'";
+
+pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Failure> {
+    telemetry::start_logs(context, false, LogFormat::Text);
+    let place = Place::of(context).await?;
+    let table = &args.table;
+    let tables = place.named(table).await?;
+    let members = place.publication.members.iter();
+    let members: Vec<_> = members
+        .filter(|member| tables.contains(&member.table))
+        .collect();
+    if members.is_empty() {
+        let reason = format!("{table} is not in the flow");
+        return Err(Failure::new(Exit::Unfit, reason, "`trellara table list`"));
+    }
+    let question = format!(
+        "Take {table} out of flow {}? Its rows stay.",
+        place.config.flow
+    );
+    if !args.yes && !output::confirm(&question) {
+        let hint = "give --yes to go on without asking";
+        return Err(Failure::new(Exit::Usage, "not confirmed", hint));
+    }
+    let schemas: Vec<&str> = members
+        .iter()
+        .map(|one| one.table.schema.as_str())
+        .collect();
+    let names: Vec<&str> = members.iter().map(|one| one.table.name.as_str()).collect();
+    let oids: Vec<i64> = members
+        .iter()
+        .map(|one| i64::from(one.ids.relation.0))
+        .collect();
+    let flow = place.config.flow.as_str();
+    let target = &place.target.client;
+    target
+        .execute(REMOVED, &[&flow, &schemas, &names, &oids])
+        .await?;
+    place.notify().await?;
+    let publication = quote::identifier(&place.config.source.publication);
+    let sql = format!("ALTER PUBLICATION {publication} DROP TABLE {table}");
+    if let Err(error) = place.source.client.batch_execute(&sql).await {
+        let rights = fault(&error).sqlstate == "42501";
+        let failure = Failure::from(error).doing("cannot take the table out of the publication");
+        return Err(match rights {
+            true => failure.hint(format!("let their owner run: {sql}")),
+            false => failure,
+        });
+    }
+    place.record("table removed", &tables).await?;
+    context
+        .output
+        .note(format!("{table}: it is out of the flow"));
+    Ok(Exit::Done)
+}

@@ -1,0 +1,255 @@
+//! Whether the rows that are there can be copied: what the source's role may read, what the target
+//! holds already, what stands in the way of the slot, and what no copy carries.
+
+use trellara_postgres::{Session, quote};
+use trellara_source::publication::TableName;
+
+use super::{Findings, published};
+use crate::config::{Config, Existing};
+use crate::exit::Failure;
+
+/// A transaction that is older holds up the slot's creation long enough to be named.
+const OLD_SECONDS: f64 = 30.0;
+
+/// The published tables, as the role that copies may read them.
+pub(super) async fn source(
+    config: &Config,
+    session: &Session,
+    (tables, slot_exists): (&[TableName], bool),
+    findings: &mut Findings,
+) -> Result<(), Failure> {
+    rights(config, session, tables, findings).await?;
+    if !slot_exists {
+        not_copied_yet(session, tables, findings).await?;
+        in_the_way(session, findings).await?;
+    }
+    not_carried(config, session, tables, findings).await
+}
+
+/// As long as setup writes nowhere down what is to be copied, nobody would copy it.
+async fn not_copied_yet(
+    session: &Session,
+    tables: &[TableName],
+    findings: &mut Findings,
+) -> Result<(), Failure> {
+    for (table, _) in holding_rows(session, tables).await? {
+        let reason = "it holds rows that nobody would copy";
+        let cure = "load the target by other means and set backfill.mode: none";
+        findings.error("SOURCE_TABLE_HAS_ROWS", table.to_string(), reason, cure);
+    }
+    Ok(())
+}
+
+/// Rows are read from each table alone: of a partitioned one, from its partitions.
+pub(super) async fn rights(
+    config: &Config,
+    session: &Session,
+    tables: &[TableName],
+    findings: &mut Findings,
+) -> Result<(), Failure> {
+    let (schemas, names) = published::columns(tables);
+    let role = config.source.role.as_str();
+    let publication = config.source.publication.as_str();
+    let rows = session
+        .client
+        .query(
+            include_str!("copy_rights.sql"),
+            &[&schemas, &names, &role, &publication],
+        )
+        .await?;
+    let who = quote::identifier(role);
+    for row in &rows {
+        let (schema, name): (&str, &str) = (row.get(0), row.get(1));
+        let table = quote::qualified(schema, name);
+        let (schema_usage, readable, filtered): (bool, bool, bool) =
+            (row.get(2), row.get(3), row.get(4));
+        if !schema_usage {
+            let schema = quote::identifier(schema);
+            let reason = format!(
+                "role {role} may not look into schema {schema}, so it cannot copy the table"
+            );
+            let cure = format!("GRANT USAGE ON SCHEMA {schema} TO {who}");
+            findings.right("SOURCE_SCHEMA_RIGHT", &table, reason, cure);
+        }
+        if !readable {
+            let reason = format!("role {role} may not read it, so it cannot copy the rows");
+            let cure = format!("GRANT SELECT ON {table} TO {who}");
+            findings.right("SOURCE_TABLE_RIGHT", &table, reason, cure);
+        }
+        if filtered {
+            let reason = format!(
+                "row security would hide rows of it from role {role}, and the copy would miss them"
+            );
+            let cure = format!("ALTER ROLE {who} BYPASSRLS");
+            findings.right("SOURCE_ROW_SECURITY", &table, reason, cure);
+        }
+    }
+    Ok(())
+}
+
+/// The slot is there only when every transaction that writes now is over.
+async fn in_the_way(session: &Session, findings: &mut Findings) -> Result<(), Failure> {
+    let prepared = session
+        .client
+        .query(
+            "SELECT gid, extract(epoch FROM clock_timestamp() - prepared)::float8 \
+               FROM pg_prepared_xacts ORDER BY prepared LIMIT 5",
+            &[],
+        )
+        .await?;
+    for row in &prepared {
+        let (gid, age): (&str, f64) = (row.get(0), row.get(1));
+        let reason =
+            format!("it was prepared {age:.0} s ago, and the slot is not there before it is over");
+        let cure = "COMMIT PREPARED or ROLLBACK PREPARED it";
+        findings.warning(
+            "SOURCE_PREPARED_TRANSACTION",
+            format!("transaction {gid}"),
+            reason,
+            cure,
+        );
+    }
+    let old = session
+        .client
+        .query(
+            "SELECT pid, coalesce(state, ''), extract(epoch FROM clock_timestamp() - xact_start)::float8 \
+               FROM pg_stat_activity \
+              WHERE backend_xid IS NOT NULL AND clock_timestamp() - xact_start > make_interval(secs => $1) \
+              ORDER BY xact_start LIMIT 5",
+            &[&OLD_SECONDS],
+        )
+        .await?;
+    for row in &old {
+        let (pid, state, age): (i32, &str, f64) = (row.get(0), row.get(1), row.get(2));
+        let reason = format!(
+            "its transaction ({state}) has been writing for {age:.0} s, and the slot is not there before it is over"
+        );
+        let cure = "wait for it, or end it; setup gives up after a while and names it again";
+        findings.warning(
+            "SOURCE_LONG_TRANSACTION",
+            format!("backend {pid}"),
+            reason,
+            cure,
+        );
+    }
+    Ok(())
+}
+
+/// What neither the copy nor the stream carries (B118, B119).
+async fn not_carried(
+    config: &Config,
+    session: &Session,
+    tables: &[TableName],
+    findings: &mut Findings,
+) -> Result<(), Failure> {
+    let patterns = &config.source.tables;
+    let schemas: Vec<&str> = patterns
+        .iter()
+        .map(|pattern| pattern.schema.as_str())
+        .collect();
+    let names: Vec<Option<&str>> = patterns
+        .iter()
+        .map(|pattern| pattern.table.as_deref())
+        .collect();
+    let left_out = session
+        .client
+        .query(
+            "SELECT DISTINCT n.nspname::text, c.relname::text, \
+                    CASE c.relkind WHEN 'f' THEN 'a foreign table' WHEN 'm' THEN 'a materialized view' \
+                                   ELSE 'unlogged' END \
+               FROM unnest($1::text[], $2::text[]) AS t(s, n) \
+               JOIN pg_namespace AS n ON n.nspname = t.s \
+               JOIN pg_class AS c ON c.relnamespace = n.oid AND (t.n IS NULL OR c.relname = t.n) \
+              WHERE c.relkind IN ('f', 'm') OR (c.relkind = 'r' AND c.relpersistence = 'u') \
+              ORDER BY 1, 2",
+            &[&schemas, &names],
+        )
+        .await?;
+    for row in &left_out {
+        let (schema, name, what): (&str, &str, &str) = (row.get(0), row.get(1), row.get(2));
+        let about = quote::qualified(schema, name);
+        let reason = format!("it is {what}, which PostgreSQL cannot publish: it is not carried");
+        let cure = "carry it by other means if the target needs it";
+        findings.warning("SOURCE_NOT_CARRIED", about, reason, cure);
+    }
+    let row = session
+        .client
+        .query_one(
+            "SELECT EXISTS (SELECT FROM pg_largeobject_metadata), \
+                    (SELECT count(*) FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace \
+                      WHERE c.relkind = 'S' AND n.nspname = ANY ($1))",
+            &[&tables.iter().map(|table| table.schema.as_str()).collect::<Vec<_>>()],
+        )
+        .await?;
+    if row.get(0) {
+        let reason = "the database has some, and logical replication does not carry them";
+        let cure = "carry them by other means, or move them into bytea columns";
+        findings.warning("SOURCE_LARGE_OBJECTS", "large objects", reason, cure);
+    }
+    let sequences: i64 = row.get(1);
+    if sequences > 0 {
+        let reason = format!(
+            "where the {sequences} sequence(s) of these schemas stand is not carried: `trellara table sequences` sets the target's at a cut-over"
+        );
+        findings.note("SOURCE_SEQUENCES", "sequences", reason);
+    }
+    Ok(())
+}
+
+/// Tables of the target that hold rows which nobody asked to keep or to delete.
+pub(super) async fn target(
+    config: &Config,
+    session: &Session,
+    tables: &[TableName],
+    findings: &mut Findings,
+) -> Result<(), Failure> {
+    let found = match config.backfill.existing {
+        Existing::Refuse => holding_rows(session, tables).await?,
+        // What they hold is no matter.
+        Existing::Truncate | Existing::Keep => Vec::new(),
+    };
+    for (table, sure) in found {
+        let reason = match sure {
+            true => "it holds rows, which the copy would meet",
+            false => "it may hold rows, which the copy would meet",
+        };
+        let cure = "`trellara setup --truncate` deletes them when the table is copied, `--adopt` takes them for \
+                    those of the source and copies nothing (or backfill.existing: truncate, keep)";
+        findings.error("TARGET_TABLE_HAS_ROWS", table.to_string(), reason, cure);
+    }
+    Ok(())
+}
+
+/// Those of these tables that hold rows, and whether that is sure. Tables that are not there hold
+/// none.
+async fn holding_rows(
+    session: &Session,
+    tables: &[TableName],
+) -> Result<Vec<(TableName, bool)>, Failure> {
+    let mut found = Vec::new();
+    for table in tables {
+        let sql = format!("SELECT EXISTS (SELECT FROM {table})");
+        let (holds, sure) = match session.client.query_one(&sql, &[]).await {
+            Ok(row) => (row.get(0), true),
+            // Without the right to read, the size on disk has to do.
+            Err(_) => (occupies_disk(session, table).await?, false),
+        };
+        if holds {
+            found.push((table.clone(), sure));
+        }
+    }
+    Ok(found)
+}
+
+async fn occupies_disk(session: &Session, table: &TableName) -> Result<bool, Failure> {
+    // By oid: looking a name up takes USAGE on its schema.
+    let sql = "SELECT coalesce(sum(pg_relation_size(p.oid)), 0) > 0 \
+                 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace \
+                CROSS JOIN LATERAL (SELECT c.oid UNION SELECT relid FROM pg_partition_tree(c.oid)) AS p(oid) \
+                WHERE n.nspname = $1 AND c.relname = $2";
+    Ok(session
+        .client
+        .query_one(sql, &[&table.schema, &table.name])
+        .await?
+        .get(0))
+}
