@@ -15,6 +15,7 @@ use trellara_postgres::Fault;
 use trellara_source::stream::{ReplicationStream, StreamEnd, StreamEvent, Streaming};
 
 use crate::asking::{self, Answer, Question};
+use crate::copy::Serving;
 use crate::facts;
 use crate::machine::{Command, Event, Machine, MachineStatus};
 use crate::metrics::Metrics;
@@ -61,6 +62,7 @@ struct Incarnate<'a> {
     metrics: &'a Metrics,
     machine: Machine,
     number: Incarnation,
+    serving: Serving,
     stream: ReplicationStream,
     publisher: Publisher,
     publishes: FuturesUnordered<Pin<Box<dyn Future<Output = Published> + Send>>>,
@@ -101,6 +103,10 @@ pub(crate) async fn run(
     let began = Instant::now();
     let mut commands = Vec::new();
     let marker = opened.start.marker.clone();
+    let serving = Serving {
+        incarnation: number,
+        source: opened.start.history.source(),
+    };
     let machine = Machine::new(settings, opened.start, Duration::ZERO, &mut commands);
     tracing::info!(incarnation = number.0, "took the slot");
     status.update(|status| {
@@ -115,6 +121,7 @@ pub(crate) async fn run(
         metrics,
         machine,
         number,
+        serving,
         stream: opened.stream,
         publisher: opened.publisher,
         publishes: FuturesUnordered::new(),
@@ -394,6 +401,9 @@ impl Incarnate<'_> {
         let now = self.machine.status();
         self.metrics.take(&now, &self.taken);
         let before = std::mem::replace(&mut self.taken, now.clone());
+        if self.began() {
+            self.status.serve(Some(self.serving));
+        }
         match (&before.halt, &now.halt) {
             (None, Some(halt)) => tracing::error!(
                 code = %halt.code, reason = %halt.reason, hint = %halt.hint,

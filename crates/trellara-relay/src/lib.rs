@@ -24,6 +24,7 @@
 //! that never waits for the broker (R6).
 
 mod asking;
+mod copy;
 mod ending;
 mod facts;
 mod genesis;
@@ -37,6 +38,7 @@ pub mod resume;
 mod run;
 mod status;
 
+pub use copy::{CopyOptions, CopySnapshot};
 pub use genesis::genesis_frame;
 pub use options::{Acknowledge, RelayOptions};
 pub use run::run;

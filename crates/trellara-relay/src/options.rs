@@ -5,6 +5,8 @@ use std::time::Duration;
 use trellara_envelope::FlowName;
 use trellara_source::SourceOptions;
 
+use crate::CopyOptions;
+
 /// When a position is confirmed to the source (R2). The configuration's `auto` is resolved by
 /// the program, which alone can ask the broker's monitor (C28).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +45,8 @@ pub struct RelayOptions {
     pub heartbeat_interval: Duration,
     /// How often the publication's members are compared with the marker's (C06).
     pub membership_interval: Duration,
+    /// The copy of what tables held before the flow reached them.
+    pub copy: CopyOptions,
 }
 
 impl RelayOptions {
@@ -62,6 +66,7 @@ impl RelayOptions {
             shutdown_grace: Duration::from_secs(10),
             heartbeat_interval: Duration::from_secs(1),
             membership_interval: Duration::from_secs(30),
+            copy: CopyOptions::default(),
         }
     }
 }

@@ -11,7 +11,7 @@ use trellara_source::stream::Streaming;
 
 use crate::incarnation::{self, End};
 use crate::metrics::Metrics;
-use crate::{RelayOptions, RelayState, RelayStatus};
+use crate::{RelayOptions, RelayState, RelayStatus, copy};
 
 /// The pause before another attempt.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
@@ -31,6 +31,13 @@ pub async fn run(
     status: Arc<RelayStatus>,
 ) -> Result<(), Halt> {
     let metrics = Metrics::new(&options.flow);
+    // It ends with this function, however that ends.
+    let _copy = copy::spawn(
+        options.clone(),
+        broker.clone(),
+        status.clone(),
+        status.serving(),
+    );
     let mut known = Incarnation(0);
     let mut streaming = Streaming::On;
     let mut pauses = pauses();
@@ -38,7 +45,9 @@ pub async fn run(
         let attempt = incarnation::run(
             &options, &broker, known, streaming, &cancel, &status, &metrics,
         );
-        let (reason, next) = match Box::pin(attempt).await {
+        let end = Box::pin(attempt).await;
+        status.serve(None);
+        let (reason, next) = match end {
             End::Cancelled => {
                 status.update(|status| status.state = RelayState::Stopped);
                 return Ok(());

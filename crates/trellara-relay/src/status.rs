@@ -6,6 +6,8 @@ use std::time::Instant;
 use tokio::sync::watch;
 use trellara_envelope::{Halt, Incarnation, Lsn, StreamSequence, Xid};
 
+use crate::CopySnapshot;
+use crate::copy::Serving;
 use crate::machine::{LargeTransaction, MachineStatus};
 
 /// What the relay is doing.
@@ -67,6 +69,8 @@ pub struct StatusSnapshot {
     pub doubts: u64,
     /// Incarnations begun.
     pub restarts: u64,
+    /// The copy that runs beside the stream.
+    pub copy: CopySnapshot,
 }
 
 /// Written by the run loop, read and waited for by anyone; never held across a wait.
@@ -75,6 +79,8 @@ pub struct RelayStatus {
     snapshot: watch::Sender<StatusSnapshot>,
     /// The large transaction warned of last.
     warned: Mutex<Option<Xid>>,
+    /// The incarnation that holds the slot.
+    serving: watch::Sender<Option<Serving>>,
 }
 
 impl RelayStatus {
@@ -83,6 +89,7 @@ impl RelayStatus {
         Self {
             snapshot: watch::Sender::new(StatusSnapshot::default()),
             warned: Mutex::new(None),
+            serving: watch::Sender::new(None),
         }
     }
 
@@ -94,6 +101,20 @@ impl RelayStatus {
     /// For waiting until the status is as wanted.
     pub fn subscribe(&self) -> watch::Receiver<StatusSnapshot> {
         self.snapshot.subscribe()
+    }
+
+    /// Says which incarnation of this process holds the slot, if one does.
+    pub(crate) fn serve(&self, serving: Option<Serving>) {
+        self.serving.send_if_modified(|now| {
+            let is_new = *now != serving;
+            *now = serving;
+            is_new
+        });
+    }
+
+    /// For the copy, which is only an incarnation's business.
+    pub(crate) fn serving(&self) -> watch::Receiver<Option<Serving>> {
+        self.serving.subscribe()
     }
 
     /// Says that a transaction may not fit. The next incarnation reads the same one again, and it is

@@ -6,6 +6,7 @@
 //! writes a row, never changes a replica identity, never starts a stream anywhere but at the
 //! slot's own position.
 
+pub mod copy;
 pub mod definition;
 mod options;
 pub mod publication;

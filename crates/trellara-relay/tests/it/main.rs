@@ -1,9 +1,11 @@
 //! The relay against real servers: what arrives in the stream, and what the slot is told.
 //!
-//! `cases` holds field reports by their numbers, `rules` the rules by theirs.
+//! `copy` holds the copy; `cases` holds field reports by their numbers, `rules` the rules by theirs.
 
 mod cases;
 mod chain;
+mod copy;
+mod copying;
 mod fencing;
 mod members;
 mod rules;

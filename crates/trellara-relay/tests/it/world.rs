@@ -71,6 +71,15 @@ impl Default for Wishes {
 impl World {
     /// Servers, the tables of `schema`, and a flow over everything in schema public.
     pub(crate) async fn new(wishes: Wishes, schema: &str) -> World {
+        Self::made(wishes, schema, Partitions::Root).await
+    }
+
+    /// The usual one, with partitions published under these names.
+    pub(crate) async fn partitioned(schema: &str, partitions: Partitions) -> World {
+        Self::made(Wishes::default(), schema, partitions).await
+    }
+
+    async fn made(wishes: Wishes, schema: &str, partitions: Partitions) -> World {
         let nats = NatsServer::start(&wishes.nats).expect("a broker");
         let postgres = PostgresServer::start(&wishes.postgres).expect("a source");
         postgres.psql(DATABASE, schema).expect("the schema");
@@ -89,7 +98,7 @@ impl World {
             consumer: None,
             chain: Chain::default(),
         };
-        world.set_up(wishes.max_bytes).await;
+        world.set_up(wishes.max_bytes, partitions).await;
         world
     }
 
@@ -103,14 +112,14 @@ impl World {
         (world, relay)
     }
 
-    async fn set_up(&mut self, max_bytes: u64) {
+    async fn set_up(&mut self, max_bytes: u64, partitions: Partitions) {
         let source = &self.options.source;
         let session = self.session().await;
         let pattern = ["public.*".parse().expect("a pattern")];
         let tables = publication::expand(&session, &pattern)
             .await
             .expect("tables");
-        publication::create(&session, &source.publication, &tables, Partitions::Root)
+        publication::create(&session, &source.publication, &tables, partitions)
             .await
             .expect("a publication");
         let mut connection = ReplicationConnection::connect(&source.connect)
