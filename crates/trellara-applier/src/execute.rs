@@ -284,7 +284,11 @@ impl<'c> Executor<'c> {
             let mapping = self.catalog.mapping(self.client, relation, relations);
             mapping.await
         };
-        let mapping = mapping.await.map_err(|error| error.at(place, 1))?;
+        let mapping = self
+            .pipeline
+            .beside(mapping)
+            .await
+            .map_err(|error| error.at(place, 1))?;
         if let Some(conflicts) = self.rules_of(&mapping.table) {
             // Boxed: the path that everybody takes stays small.
             let applied = Box::pin(self.apply_ruled(&mapping, &change, conflicts)).await;
@@ -326,10 +330,13 @@ impl<'c> Executor<'c> {
                     .existing(self.client, relation, relations)
                     .await
             };
-            tables.push(table.await.map_err(|error| error.at(place, 1))?);
+            let table = self.pipeline.beside(table).await;
+            tables.push(table.map_err(|error| error.at(place, 1))?);
         }
         let identity = if restart_identity {
-            restart(self.client, &tables)
+            let restart = restart(self.client, &tables);
+            self.pipeline
+                .beside(restart)
                 .await
                 .map_err(|error| error.at(place, 1))?
         } else {
@@ -339,7 +346,10 @@ impl<'c> Executor<'c> {
             Identity::SetBack if self.rehearses => Identity::Continue,
             Identity::SetBack | Identity::Restart | Identity::Continue => identity,
         };
-        let deferrable = deferred::constraints(self.client, &tables)
+        let deferrable = deferred::constraints(self.client, &tables);
+        let deferrable = self
+            .pipeline
+            .beside(deferrable)
             .await
             .map_err(|error| error.at(place, 1))?;
         self.planner.truncate(&tables, identity, &deferrable);
@@ -368,10 +378,8 @@ impl<'c> Executor<'c> {
     async fn send_prologue(&mut self) -> Result<(), ApplyError> {
         if self.prologue == Prologue::Due {
             // A statement that moves keys one by one must not stop where the source's did not.
-            let deferred = self
-                .client
-                .batch_execute("SET CONSTRAINTS ALL DEFERRED")
-                .await;
+            let deferred = self.client.batch_execute("SET CONSTRAINTS ALL DEFERRED");
+            let deferred = self.pipeline.beside(deferred).await;
             deferred.map_err(|error| ApplyError::from_server(&error))?;
             self.prologue = Prologue::Done;
         }

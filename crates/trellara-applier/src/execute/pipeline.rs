@@ -130,6 +130,28 @@ impl<'c> Pipeline<'c> {
         self.judge(&claim, result).map(|()| !none)
     }
 
+    /// Waits for something else that is asked on the same connection, and takes what comes for the
+    /// statements under way meanwhile.
+    ///
+    /// The connection holds few pieces of an answer that nobody takes, and reads nothing behind
+    /// them: a statement that fails is answered in several pieces, and whoever waited for a later
+    /// answer alone would wait for ever.
+    pub(super) async fn beside<T>(&mut self, other: impl Future<Output = T>) -> T {
+        let mut other = pin!(other);
+        poll_fn(|context| {
+            for flight in &mut self.flights {
+                if let Answer::Awaited(future) = &mut flight.answer {
+                    match future.as_mut().poll(context) {
+                        Poll::Ready(result) => flight.answer = Answer::Here(result),
+                        Poll::Pending => break,
+                    }
+                }
+            }
+            other.as_mut().poll(context)
+        })
+        .await
+    }
+
     /// Waits until every statement was answered with the right count.
     pub(super) async fn drain(&mut self) -> Result<(), ApplyError> {
         while !self.flights.is_empty() {
@@ -170,7 +192,8 @@ impl<'c> Pipeline<'c> {
         claim: &Claim,
     ) -> Result<Option<Statement>, ApplyError> {
         let types: Vec<_> = step.parameters.iter().map(Parameter::sql_type).collect();
-        match statements.get(self.client, &step.sql, &types).await {
+        let client = self.client;
+        match self.beside(statements.get(client, &step.sql, &types)).await {
             Ok(statement) => Ok(statement),
             Err(error) => {
                 // Mostly an echo (25P02) of a statement before it, which is the one to name.
