@@ -128,16 +128,6 @@ CREATE TABLE IF NOT EXISTS trellara.held_key (
 );
 CREATE INDEX IF NOT EXISTS held_key_held_id ON trellara.held_key (held_id);
 
--- The ties of the tables that it writes as they were known then, each as a text: of one that is not
--- among them it left no values in trellara.held_key.
-CREATE TABLE IF NOT EXISTS trellara.held_tie (
-    held_id bigint NOT NULL REFERENCES trellara.held (id),
-    schema  text   NOT NULL,
-    "table" text   NOT NULL,
-    tie     text   NOT NULL
-);
-CREATE INDEX IF NOT EXISTS held_tie_held_id ON trellara.held_tie (held_id);
-
 -- Which earlier ones a dependent transaction waits behind.
 CREATE TABLE IF NOT EXISTS trellara.held_dependency (
     held_id bigint NOT NULL REFERENCES trellara.held (id),

@@ -1,4 +1,15 @@
--- Version 3: what a copy has brought into the target, and what of it is still to come.
+-- Version 3: what a copy has brought into the target and what of it is still to come, and how tables
+-- were tied when a transaction that writes them was held.
+
+-- The ties of the tables that a held transaction writes as they were known then, each as a text: of
+-- one that is not among them it left no values in trellara.held_key.
+CREATE TABLE IF NOT EXISTS trellara.held_tie (
+    held_id bigint NOT NULL REFERENCES trellara.held (id),
+    schema  text   NOT NULL,
+    "table" text   NOT NULL,
+    tie     text   NOT NULL
+);
+CREATE INDEX IF NOT EXISTS held_tie_held_id ON trellara.held_tie (held_id);
 
 -- One row for each table whose rows a copy brings, or brought. It stays when the copy is in: the
 -- snapshot says for ever which transactions were in it, and whoever applies one of them later, out
