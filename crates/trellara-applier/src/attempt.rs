@@ -14,7 +14,7 @@ use trellara_jetstream::{Broker, BrokerError};
 use trellara_postgres::Notification;
 
 use crate::apply::Writer;
-use crate::backfill;
+use crate::backfill::{self, Backfill};
 use crate::batch::Batch;
 use crate::cache::SharedCache;
 use crate::checkpoint::{Checkpoint, StreamIdentity};
@@ -69,6 +69,8 @@ enum Event {
     Cancelled,
     /// The target session ended.
     TargetLost,
+    /// The loader changed something about the copies, or came to its end.
+    Copies(Result<(), Trouble>),
     /// Somebody notified us.
     Notified(Option<Notification>),
     /// The lease of a verify run's fence may be over.
@@ -102,6 +104,8 @@ pub(crate) struct Attempt<'a> {
     paused: Option<Paused>,
     /// A frame in front of which the lane stands until a copy is in.
     awaited: Option<Awaited>,
+    /// What is being copied, and the loader that copies it.
+    backfill: Backfill,
     reader: Reader,
     consumer: Consumer,
     reporter: Reporter,
@@ -137,7 +141,7 @@ impl<'a> Attempt<'a> {
         options: &'a ApplierOptions,
         broker: &'a Broker,
         cancel: &'a CancellationToken,
-        status: &'a ApplierStatus,
+        status: &'a Arc<ApplierStatus>,
         (instance, cache, tried): (&str, SharedCache, &'a AtomicBool),
     ) -> Result<Self, Trouble> {
         let name = format!("trellara applier, process {}", std::process::id());
@@ -177,6 +181,12 @@ impl<'a> Attempt<'a> {
             Quarantine::read(target.client(), tables, options, (&durable, seen)).await?;
         let copies = backfill::read(target.client(), &options.flow).await?;
         status.set_session(held.epoch, target.replica, registration.clone());
+        let backfill = Backfill::begin(
+            target.client(),
+            (options, broker, status),
+            (held, &registration, durable.source.system),
+        )
+        .await?;
         let mut trimmer = Trimmer::new(broker, options, &start.stream, &registration);
         if let Some(before) = start.left_behind(&durable) {
             trimmer.incarnation_closed(before);
@@ -202,6 +212,7 @@ impl<'a> Attempt<'a> {
             fence: None,
             paused: None,
             awaited: None,
+            backfill,
             reporter,
             trimmer,
             batch: Batch::behind(&durable, start.keep_from),
@@ -260,6 +271,7 @@ impl<'a> Attempt<'a> {
                 biased;
                 () = self.cancel.cancelled() => Event::Cancelled,
                 () = self.target.session.closed() => Event::TargetLost,
+                changed = self.backfill.changed() => Event::Copies(changed),
                 notified = self.target.notifications.recv() => Event::Notified(notified),
                 () = fence::lease_over(self.fence.as_ref()) => Event::LeaseOver,
                 _ = tick.tick() => Event::Tick,
@@ -272,6 +284,10 @@ impl<'a> Attempt<'a> {
                 }
                 Event::TargetLost | Event::Notified(None) => {
                     return Err(Trouble::passing("the connection to the target was lost"));
+                }
+                Event::Copies(changed) => {
+                    changed?;
+                    self.look_at_copies().await?;
                 }
                 Event::Notified(Some(notification)) => self.notified(&notification).await?,
                 Event::LeaseOver => self.look_at_fence().await?,
@@ -296,6 +312,7 @@ impl<'a> Attempt<'a> {
             self.look_at_pause().await?;
         }
         if notification.payload == backfill::LOOK {
+            self.backfill.nudge();
             self.look_at_copies().await?;
         }
         if let Some(request) = Request::parse(&notification.payload) {

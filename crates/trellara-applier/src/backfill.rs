@@ -4,20 +4,43 @@
 //! for a table with a copy is decided by [`rule`], a pure function: what the copy's snapshot saw is
 //! in the copy, everything else is applied, and nothing is decided by an LSN that somebody read
 //! beside the rows.
-
-pub mod rule;
-pub(crate) mod sieve;
-pub mod store;
+//!
+//! The loader orders what is not in, takes it out of the copy stream and into the target, part by
+//! part: a part's rows and its row in the ledger of parts commit together, or neither does.
 
 use std::sync::Arc;
 
-use tokio_postgres::GenericClient;
-use trellara_envelope::FlowName;
+use tokio::sync::Notify;
+use tokio_postgres::{Client, GenericClient};
+use tokio_util::task::AbortOnDropHandle;
+use trellara_envelope::{FlowName, SystemId};
+use trellara_jetstream::Broker;
+
+use crate::lane::Held;
+use crate::options::ApplierOptions;
+use crate::status::ApplierStatus;
+use crate::trouble::Trouble;
+
+use self::books::Books;
+use self::loader::{Begun, Loader};
+
+mod books;
+mod intake;
+mod load;
+mod loader;
+mod order;
+mod pool;
+pub mod rule;
+mod session;
+pub(crate) mod sieve;
+pub mod store;
+mod worker;
 
 pub use rule::{Bearing, Copies};
 pub use store::{CopyState, TableCopy};
 
-/// Payload of a notification on [`crate::channel`]: a row of `trellara.backfill` has changed.
+/// Payload of a notification on [`crate::channel`]: look at `trellara.backfill` at once. Asked for
+/// again every few seconds by whoever still waits.
 pub const LOOK: &str = "backfill";
 
 /// What the copies of a flow have to say now.
@@ -29,4 +52,66 @@ pub async fn read(
     flow: &FlowName,
 ) -> Result<Arc<Copies>, tokio_postgres::Error> {
     Ok(Arc::new(Copies::of(store::read(client, flow).await?)))
+}
+
+/// What an attempt has of the copy: what is known of it, and the loader that works on it.
+#[derive(Debug)]
+pub(crate) struct Backfill {
+    /// The loader wrote down that a copy begins, is in, or is begun anew.
+    changes: Arc<Notify>,
+    nudge: Arc<Notify>,
+    loader: AbortOnDropHandle<Trouble>,
+}
+
+impl Backfill {
+    /// Reads what is to be copied, and starts to.
+    pub(crate) async fn begin(
+        client: &Client,
+        (options, broker, status): (&ApplierOptions, &Broker, &Arc<ApplierStatus>),
+        (held, registration, system): (Held, &str, SystemId),
+    ) -> Result<Self, Trouble> {
+        let books = Books {
+            flow: options.flow.clone(),
+            lane: options.lane,
+            epoch: held.epoch,
+        };
+        let rows = books.read(client).await?;
+        let changes = Arc::new(Notify::new());
+        let nudge = Arc::new(Notify::new());
+        let begun = Begun {
+            options: options.clone(),
+            held,
+            status: Arc::clone(status),
+            registration: registration.to_owned(),
+            system,
+            changes: Arc::clone(&changes),
+            nudge: Arc::clone(&nudge),
+        };
+        let loader = Loader::new(broker, begun).run(rows);
+        Ok(Self {
+            changes,
+            nudge,
+            loader: AbortOnDropHandle::new(tokio::spawn(loader)),
+        })
+    }
+
+    /// Somebody changed `trellara.backfill`.
+    pub(crate) fn nudge(&self) {
+        self.nudge.notify_one();
+    }
+
+    /// Resolves when the loader has changed something about the copies. Cancel safe.
+    ///
+    /// # Errors
+    /// The loader cannot go on, and with it the attempt.
+    pub(crate) async fn changed(&mut self) -> Result<(), Trouble> {
+        tokio::select! {
+            biased;
+            ended = &mut self.loader => Err(match ended {
+                Ok(trouble) => trouble,
+                Err(error) => Trouble::passing(format!("the loader of the copy: {error}")),
+            }),
+            () = self.changes.notified() => Ok(()),
+        }
+    }
 }

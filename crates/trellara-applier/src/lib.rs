@@ -60,7 +60,7 @@ pub use checkpoint::{Checkpoint, StreamIdentity, Transport};
 pub use options::{ApplierOptions, HaltPolicy, RoleReplica, Standby};
 pub use run::run;
 pub use status::{
-    ApplierSnapshot, ApplierState, ApplierStatus, DedupSnapshot, FenceSnapshot, Pending,
-    QuarantineSnapshot,
+    ApplierSnapshot, ApplierState, ApplierStatus, CopyFailed, CopySnapshot, DedupSnapshot,
+    FenceSnapshot, Pending, QuarantineSnapshot,
 };
 pub use watch::blockers;

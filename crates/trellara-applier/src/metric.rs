@@ -4,7 +4,7 @@ use metrics::{counter, gauge, histogram};
 use trellara_dedup::Stats;
 use trellara_envelope::{FlowName, Lsn, StreamSequence};
 
-use crate::status::QuarantineSnapshot;
+use crate::status::{CopySnapshot, QuarantineSnapshot};
 
 /// Transactions committed in the target.
 pub const TRANSACTIONS: &str = "trellara_applier_transactions_total";
@@ -68,6 +68,31 @@ pub const DEDUP_IDENTITIES: &str = "trellara_applier_dedup_identities";
 pub const DEDUP_BYTES: &str = "trellara_applier_dedup_resident_bytes";
 /// Seconds that filling the cache from the ledger took.
 pub const DEDUP_HYDRATION_SECONDS: &str = "trellara_applier_dedup_hydration_seconds";
+
+/// Tables that are copied, or were.
+pub const BACKFILL_TABLES: &str = "trellara_backfill_tables";
+/// Those of them that are in.
+pub const BACKFILL_TABLES_IN: &str = "trellara_backfill_tables_in";
+/// Tables that an operator is needed for.
+pub const BACKFILL_TABLES_FAILED: &str = "trellara_backfill_tables_failed";
+/// 1 while the lane stands still until the copy is in.
+pub const BACKFILL_HOLDS_LANE: &str = "trellara_backfill_holds_lane";
+/// Rows copied into the target.
+pub const BACKFILL_ROWS: &str = "trellara_backfill_rows_total";
+/// Bytes of them, as they were sent.
+pub const BACKFILL_BYTES: &str = "trellara_backfill_bytes_total";
+/// Parts that they came in, each a target transaction.
+pub const BACKFILL_PARTS: &str = "trellara_backfill_parts_total";
+/// Copies of a table that came to nothing and began anew.
+pub const BACKFILL_GENERATIONS: &str = "trellara_backfill_generations_total";
+
+pub(crate) fn copy(flow: &FlowName, copy: &CopySnapshot) {
+    let label = [("flow", flow.to_string())];
+    gauge!(BACKFILL_TABLES, &label).set(copy.tables as f64);
+    gauge!(BACKFILL_TABLES_IN, &label).set(copy.tables_in as f64);
+    gauge!(BACKFILL_TABLES_FAILED, &label).set(copy.failed.len() as f64);
+    gauge!(BACKFILL_HOLDS_LANE, &label).set(f64::from(u8::from(copy.holds_lane)));
+}
 
 pub(crate) fn position(flow: &FlowName, end_lsn: Lsn, sequence: StreamSequence) {
     let label = [("flow", flow.to_string())];

@@ -30,6 +30,8 @@ pub struct ApplierOptions {
     /// How long identities stay in the ledger, by the target's clock; never shorter than the stream
     /// may deliver their transactions again.
     pub dedup_window: Duration,
+    /// Parts of a copy that are taken in at once, each in a session of its own.
+    pub backfill_workers: usize,
     /// What happens to a transaction that the target refuses for cause.
     pub quarantine: QuarantineOptions,
     /// What happens to a change that does not find the target as it should be.
@@ -99,6 +101,9 @@ impl ApplierOptions {
     /// Default of [`ApplierOptions::dedup_memory`]: the identities of about 29 million transactions.
     pub const DEDUP_MEMORY: u64 = 512 << 20;
 
+    /// Default of [`ApplierOptions::backfill_workers`].
+    pub const BACKFILL_WORKERS: usize = 2;
+
     /// Every default for one flow and target.
     pub fn new(flow: FlowName, target: ConnectOptions) -> Self {
         Self {
@@ -111,6 +116,7 @@ impl ApplierOptions {
             history_bytes: 1 << 30,
             dedup_memory: Self::DEDUP_MEMORY,
             dedup_window: Duration::from_secs(7200),
+            backfill_workers: Self::BACKFILL_WORKERS,
             quarantine: QuarantineOptions::default(),
             conflicts: ConflictRules::default(),
             host: String::new(),

@@ -113,7 +113,7 @@ async fn attempt(
     options: &ApplierOptions,
     broker: &Broker,
     cancel: &CancellationToken,
-    status: &ApplierStatus,
+    status: &Arc<ApplierStatus>,
     who: (&str, SharedCache, &AtomicBool),
 ) -> Trouble {
     if cancel.is_cancelled() {

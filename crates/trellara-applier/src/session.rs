@@ -17,7 +17,7 @@ use crate::watch::{Backend, Watch};
 
 /// For the statements that make a new session fit: none of them waits for anybody, and no watch is
 /// over it yet.
-const FITTING: Duration = Duration::from_secs(30);
+pub(crate) const FITTING: Duration = Duration::from_secs(30);
 
 /// Time limits of other people end our transactions in the middle: off. A dead peer is found by
 /// the kernel's keepalive within about half a minute instead of two hours (C34). Names that this
@@ -64,8 +64,14 @@ impl TargetSession {
             .take_notifications()
             .ok_or_else(|| Trouble::passing("the session gave no notifications"))?;
         let session = Arc::new(session);
-        let fitted = tokio::time::timeout(FITTING, fit(&session.client, options)).await;
-        let Ok(fitted) = fitted else {
+        let fitting = async {
+            let fitted = fit(&session.client, options).await?;
+            let channel = quote::identifier(&channel(&options.flow));
+            let listen = format!("LISTEN {channel}");
+            session.client.batch_execute(&listen).await?;
+            Ok::<_, Trouble>(fitted)
+        };
+        let Ok(fitted) = tokio::time::timeout(FITTING, fitting).await else {
             session.abandon();
             return Err(Trouble::passing(
                 "the target took our session and fell silent",
@@ -85,7 +91,7 @@ impl TargetSession {
 
 /// Makes a new session fit for applying; says which backend it has, what the target is, and whether
 /// it runs under the replica role.
-async fn fit(
+pub(crate) async fn fit(
     client: &Client,
     options: &ApplierOptions,
 ) -> Result<(Backend, TargetIdentity, bool), Trouble> {
@@ -99,10 +105,6 @@ async fn fit(
     client.batch_execute(DURABLE).await?;
     let identity = schema::identity(client).await?;
     let replica = take_replica_role(client, options.role_replica).await?;
-    let channel = channel(&options.flow);
-    client
-        .batch_execute(&format!("LISTEN {}", quote::identifier(&channel)))
-        .await?;
     Ok((backend, identity, replica))
 }
 

@@ -6,6 +6,8 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use crate::metric;
+pub(crate) use copy::CopyRates;
+pub use copy::{CopyFailed, CopySnapshot};
 pub use dedup::DedupSnapshot;
 use dedup::DedupStatus;
 pub use fence::FenceSnapshot;
@@ -15,6 +17,7 @@ use trellara_envelope::{
 };
 use trellara_postgres::Session;
 
+mod copy;
 mod dedup;
 mod fence;
 mod quarantine;
@@ -36,6 +39,7 @@ pub struct ApplierStatus {
     retries: AtomicU64,
     delivery_gaps: AtomicU64,
     trimmed_to: AtomicU64,
+    copied_parts: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -51,6 +55,7 @@ struct Slow {
     sight: Option<(String, Instant)>,
     session: Weak<Session>,
     fence: Option<FenceSnapshot>,
+    copy: Option<CopySnapshot>,
     quarantine: Option<QuarantineSnapshot>,
     /// The code of a halt whose gauge is set.
     halted: Option<&'static str>,
@@ -160,6 +165,8 @@ pub struct ApplierSnapshot {
     pub pending: Option<Pending>,
     /// What a verify run holds the lane at; `None` most of the time.
     pub fence: Option<FenceSnapshot>,
+    /// How far the copy of what the source held before is; `None` where nothing was ever copied.
+    pub copy: Option<CopySnapshot>,
     /// What is held of the lane; `None` before that was read.
     pub quarantine: Option<QuarantineSnapshot>,
     /// Transactions committed in the target by this process.
@@ -198,6 +205,7 @@ impl ApplierStatus {
             last_error: slow.last_error.clone(),
             pending: slow.pending(),
             fence: slow.fence.clone(),
+            copy: slow.copy.clone(),
             quarantine: slow.quarantine,
             transactions: self.transactions.load(Relaxed),
             changes: self.changes.load(Relaxed),
@@ -317,8 +325,12 @@ impl ApplierStatus {
     }
 
     /// Changes whenever something was committed.
-    pub(crate) fn progress(&self) -> (u64, u64) {
-        (self.sequence.load(Relaxed), self.transactions.load(Relaxed))
+    pub(crate) fn progress(&self) -> (u64, u64, u64) {
+        (
+            self.sequence.load(Relaxed),
+            self.transactions.load(Relaxed),
+            self.copied_parts.load(Relaxed),
+        )
     }
 
     pub(crate) fn count_batch(

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use trellara_applier::{ApplierSnapshot, ApplierState, DedupSnapshot};
+use trellara_applier::{ApplierSnapshot, ApplierState, CopySnapshot, DedupSnapshot};
 use trellara_envelope::{FlowName, Halt, Lsn};
 use trellara_relay::{RelayState, StatusSnapshot};
 
@@ -204,6 +204,7 @@ impl DaemonReport {
         if let Some(fence) = &applier.fence {
             details.insert("fence".to_owned(), fence.to_string());
         }
+        details.extend(applier.copy.iter().flat_map(copy_details));
         details.extend(cache_details(&applier.dedup));
         Self {
             role: "applier".to_owned(),
@@ -256,6 +257,25 @@ impl DaemonReport {
             .map(|(stage, lsn)| (stage, received.bytes_since(lsn)))
             .collect()
     }
+}
+
+/// How far the copy is.
+fn copy_details(copy: &CopySnapshot) -> Vec<(String, String)> {
+    let mut details: Vec<(String, String)> = [
+        ("copy_tables", copy.tables),
+        ("copy_tables_in", copy.tables_in),
+        ("copy_rows", copy.rows),
+        ("copy_bytes", copy.bytes),
+        ("copy_estimated_rows", copy.estimated_rows),
+        ("copy_bytes_per_second", copy.bytes_per_second),
+    ]
+    .map(|(name, value)| (name.to_owned(), value.to_string()))
+    .into();
+    if let Some(failed) = copy.failed.first() {
+        let text = format!("{}: {}", failed.table, failed.reason);
+        details.push(("copy_failed".to_owned(), text));
+    }
+    details
 }
 
 /// The state of the identity cache.

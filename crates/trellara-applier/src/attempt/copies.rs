@@ -36,6 +36,8 @@ impl Attempt<'_> {
         }
         self.write_down().await?;
         self.writer.copies = copies;
+        // It may not have been the loader who changed them.
+        self.backfill.nudge();
         self.obey_copies().await
     }
 

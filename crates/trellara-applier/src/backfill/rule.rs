@@ -111,6 +111,12 @@ impl Copies {
         waiting.min_by_key(|copy| (!copy.initial, &copy.table))
     }
 
+    /// The same of rows.
+    pub(crate) fn holds<'t>(tables: impl IntoIterator<Item = &'t TableCopy>) -> bool {
+        let mut tables = tables.into_iter();
+        tables.any(|copy| copy.initial && !copy.state.is_in())
+    }
+
     /// What the change of a table means, in a transaction of this id that committed there.
     ///
     /// Every transaction that a snapshot sees committed before [`TableCopy::converges_at`], so an id

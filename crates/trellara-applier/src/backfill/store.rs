@@ -84,6 +84,8 @@ pub struct TableCopy {
     pub relation: Option<u32>,
     /// Who writes it.
     pub writer: Option<Incarnation>,
+    /// The columns that are copied, in the order of the rows' values; empty until it begins.
+    pub columns: Vec<String>,
     /// What its rows were read under.
     pub snapshot: Option<Snapshot>,
     /// Whatever the snapshot saw committed before this.
@@ -110,6 +112,7 @@ impl TableCopy {
             initial,
             relation: None,
             writer: None,
+            columns: Vec::new(),
             snapshot: None,
             converges_at: None,
             estimated: (0, 0),
@@ -204,7 +207,7 @@ pub(crate) async fn converged(
 
 const READ: &str = "\
 SELECT schema_name, table_name, generation, state, initial, relation, writer, snapshot, \
-       converges_at::text, estimated_rows, estimated_bytes, parts, rows, bytes, reason, hint \
+       converges_at::text, estimated_rows, estimated_bytes, parts, rows, bytes, reason, hint, columns \
   FROM trellara.backfill WHERE flow = $1 ORDER BY schema_name, table_name";
 
 /// All copies of a flow, by table.
@@ -245,5 +248,8 @@ fn copy(row: &Row) -> Result<TableCopy, tokio_postgres::Error> {
         loaded: (number(12)?, number(13)?),
         reason: text(14)?,
         hint: text(15)?,
+        columns: row
+            .try_get::<_, Option<Vec<String>>>(16)?
+            .unwrap_or_default(),
     })
 }

@@ -630,6 +630,12 @@ impl Running {
         self.ended().await.expect("no halt");
     }
 
+    /// Ends it in the middle of whatever it does.
+    pub(crate) async fn kill(self) {
+        self.run.abort();
+        assert!(self.run.await.is_err(), "it had ended before");
+    }
+
     /// Waits until the status is as wanted.
     pub(crate) async fn shows(&self, wanted: impl Fn(&ApplierSnapshot) -> bool) -> ApplierSnapshot {
         let began = Instant::now();

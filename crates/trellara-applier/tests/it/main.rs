@@ -1,5 +1,6 @@
 //! The applier against real servers.
 
+mod backfill;
 mod conflicts;
 mod copies;
 mod dedup;

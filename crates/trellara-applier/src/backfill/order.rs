@@ -1,0 +1,162 @@
+//! What the source is asked for: the copy order, made of what the target remembers. Pure, but for
+//! the sending.
+//!
+//! The relay remembers nothing of copies beyond its own life, so an order says everything each time:
+//! what is not in yet, whether the lane waits for it, what room was given back.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use trellara_envelope::{CopyOrder, CopyWanted, FlowName, LaneEpoch, Oid, StreamSequence};
+use trellara_jetstream::Broker;
+
+use super::rule::Copies;
+use super::store::{CopyState, TableCopy};
+
+/// Between two orders while nothing changes: the relay takes one for fresh for ten times as long.
+pub(super) const EVERY: Duration = Duration::from_secs(1);
+
+/// Sends a flow's orders on its core subject. One that is lost is replaced by the next.
+#[derive(Debug)]
+pub(super) struct Orders {
+    broker: Broker,
+    flow: FlowName,
+    target: String,
+    epoch: LaneEpoch,
+    order: Bytes,
+}
+
+impl Orders {
+    pub(super) fn new(broker: &Broker, flow: &FlowName, target: &str, epoch: LaneEpoch) -> Self {
+        Self {
+            broker: broker.clone(),
+            flow: flow.clone(),
+            target: target.to_owned(),
+            epoch,
+            order: Bytes::new(),
+        }
+    }
+
+    /// From now on this is what is ordered.
+    pub(super) fn set(&mut self, tables: &[&TableCopy], trimmed_to: StreamSequence) {
+        let wanted = wanted(tables);
+        let order = CopyOrder {
+            flow: self.flow.clone(),
+            target: self.target.clone(),
+            epoch: self.epoch,
+            holds_lane: Copies::holds(tables.iter().copied()),
+            wanted,
+            trimmed_to: trimmed_to.0,
+            removed: removed(tables),
+            mac: Vec::new(),
+        };
+        self.order = Bytes::from(order.encode());
+    }
+
+    pub(super) async fn send(&self) {
+        let subject = self.flow.copy_order_subject();
+        let sent = self.broker.publish_core(&subject, self.order.clone()).await;
+        if let Err(error) = sent {
+            tracing::debug!(%error, "a copy order was not sent");
+        }
+    }
+
+    /// Goes on ordering while something on the target takes long: a silent target is taken for one
+    /// that waits for nothing.
+    pub(super) async fn alongside<T>(&self, work: impl Future<Output = T>) -> T {
+        let ordering = async {
+            loop {
+                tokio::time::sleep(EVERY).await;
+                self.send().await;
+            }
+        };
+        tokio::select! {
+            biased;
+            done = work => done,
+            () = ordering => unreachable!("it orders for ever"),
+        }
+    }
+}
+
+/// What is not in yet, as much of it as one order takes; what the lane waits for comes first.
+fn wanted(tables: &[&TableCopy]) -> Vec<CopyWanted> {
+    let open = |copy: &&&TableCopy| match copy.state {
+        CopyState::Wanted | CopyState::Copying => true,
+        CopyState::Announced
+        | CopyState::Loaded
+        | CopyState::Done
+        | CopyState::Failed
+        | CopyState::Kept
+        | CopyState::Removed => false,
+    };
+    let mut wanted: Vec<&&TableCopy> = tables.iter().filter(open).collect();
+    // What was begun stays in the order until it is in: the relay gives up what is not asked for.
+    wanted.sort_by_key(|copy| (copy.state != CopyState::Copying, !copy.initial, &copy.table));
+    wanted.truncate(CopyOrder::MAX_TABLES);
+    let one = |copy: &&TableCopy| CopyWanted {
+        table: copy.table.clone(),
+        generation: copy.generation,
+    };
+    wanted.into_iter().map(one).collect()
+}
+
+fn removed(tables: &[&TableCopy]) -> Vec<Oid> {
+    let left = tables
+        .iter()
+        .filter(|copy| copy.state == CopyState::Removed);
+    left.filter_map(|copy| copy.relation.map(Oid)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use trellara_envelope::CopyTable;
+
+    use super::*;
+
+    fn copy(name: &str, state: CopyState, initial: bool) -> TableCopy {
+        let table = CopyTable {
+            schema: "public".into(),
+            name: name.into(),
+        };
+        TableCopy::wanted(table, initial).in_state(state)
+    }
+
+    fn names(wanted: &[CopyWanted]) -> Vec<&str> {
+        wanted.iter().map(|one| one.table.name.as_str()).collect()
+    }
+
+    #[test]
+    fn what_is_not_in_is_ordered_and_nothing_else() {
+        let states = [
+            ("a", CopyState::Announced),
+            ("b", CopyState::Wanted),
+            ("c", CopyState::Copying),
+            ("d", CopyState::Loaded),
+            ("e", CopyState::Done),
+            ("f", CopyState::Failed),
+            ("g", CopyState::Kept),
+            ("h", CopyState::Removed),
+        ];
+        let mut rows: Vec<TableCopy> = states
+            .iter()
+            .map(|(name, state)| copy(name, *state, false))
+            .collect();
+        rows[7].relation = Some(77);
+        rows[4].relation = Some(44);
+        let rows: Vec<&TableCopy> = rows.iter().collect();
+        assert_eq!(names(&wanted(&rows)), ["c", "b"], "what was begun first");
+        assert_eq!(removed(&rows), [Oid(77)]);
+    }
+
+    #[test]
+    fn an_order_has_a_limit_and_the_lane_waits_for_the_first() {
+        let mut rows: Vec<TableCopy> = (0..CopyOrder::MAX_TABLES)
+            .map(|n| copy(&format!("a{n:04}"), CopyState::Wanted, false))
+            .collect();
+        rows.push(copy("z", CopyState::Wanted, true));
+        let rows: Vec<&TableCopy> = rows.iter().collect();
+        let wanted = wanted(&rows);
+        assert_eq!(wanted.len(), CopyOrder::MAX_TABLES);
+        assert_eq!(names(&wanted)[0], "z");
+    }
+}

@@ -1,0 +1,338 @@
+//! One part into the target: rows and ledger row in one transaction, or nothing of it.
+
+use std::pin::pin;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::SinkExt;
+use tokio::sync::mpsc;
+use tokio_postgres::Error;
+use trellara_envelope::RunningDigest;
+use trellara_postgres::{fault, quote};
+
+use super::books::{Books, CopyKey, Taken};
+use super::load::{PartKey, PartManifest};
+use super::session::LoadSession;
+use crate::disposition::{self, Disposition};
+use crate::execute::ApplyError;
+use crate::lane::Held;
+use crate::options::ApplierOptions;
+use crate::status::ApplierStatus;
+use crate::trouble::Trouble;
+
+/// Pieces that may wait for a part's session: enough that it never waits, and no more.
+pub(super) const WAITING_PIECES: usize = 4;
+
+/// What a part is made of, in this order.
+#[derive(Debug)]
+pub(super) enum Piece {
+    Chunk(Bytes),
+    /// All chunks came.
+    Whole(PartManifest),
+}
+
+/// A part to be copied.
+pub(super) struct Part {
+    pub(super) key: PartKey,
+    pub(super) copy: CopyKey,
+    /// The columns of its rows.
+    pub(super) columns: Arc<[String]>,
+    pub(super) pieces: mpsc::Receiver<Piece>,
+}
+
+/// What all parts have in common.
+pub(super) struct Common {
+    pub(super) options: ApplierOptions,
+    pub(super) held: Held,
+    pub(super) books: Books,
+    pub(super) status: Arc<ApplierStatus>,
+}
+
+/// What became of a part.
+pub(super) struct PartEnd {
+    pub(super) key: PartKey,
+    pub(super) copy: CopyKey,
+    pub(super) outcome: Outcome,
+    /// Its session, when that can be used again.
+    pub(super) session: Option<LoadSession>,
+}
+
+/// What became of a part.
+#[derive(Debug)]
+pub(super) enum Outcome {
+    /// It is committed.
+    In { rows: u64, bytes: u64 },
+    /// Nothing of it was wanted any more.
+    Dropped,
+    /// What came is not what was sent.
+    Differs(String),
+    /// The target does not take its rows, and will not.
+    Refused { reason: String, hint: String },
+    /// Another copy of the table is wanted now, or another applier has the lane.
+    NotOurs,
+    /// The attempt is over.
+    Trouble(Trouble),
+}
+
+/// Copies a part. With a session that is at rest, none has to be made.
+pub(super) async fn run(
+    common: Arc<Common>,
+    mut part: Part,
+    session: Option<LoadSession>,
+) -> PartEnd {
+    let session = match session {
+        Some(session) => Ok(session),
+        None => LoadSession::connect(&common.options).await,
+    };
+    let (outcome, session) = match session {
+        Ok(mut session) => {
+            session.rests(false);
+            let outcome = match take(&common, &mut part, &session).await {
+                Ok(outcome) => outcome,
+                Err(trouble) => Outcome::Trouble(trouble),
+            };
+            (outcome, at_rest(session).await)
+        }
+        Err(trouble) => (Outcome::Trouble(trouble), None),
+    };
+    PartEnd {
+        key: part.key,
+        copy: part.copy,
+        outcome,
+        session,
+    }
+}
+
+/// The session when nothing is open on it.
+async fn at_rest(mut session: LoadSession) -> Option<LoadSession> {
+    // Outside of a transaction this is a warning that nobody reads.
+    let rolled_back = tokio::time::timeout(
+        crate::session::FITTING,
+        session.client().batch_execute("ROLLBACK"),
+    );
+    match rolled_back.await {
+        Ok(Ok(())) => {
+            session.rests(true);
+            Some(session)
+        }
+        Ok(Err(_)) | Err(_) => None,
+    }
+}
+
+async fn take(common: &Common, part: &mut Part, session: &LoadSession) -> Result<Outcome, Trouble> {
+    let (client, status) = (session.client(), &common.status);
+    session
+        .watched(status, client.batch_execute(&common.held.begin()))
+        .await??;
+    let copied = if part.columns.is_empty() {
+        rows_without_columns(status, part, session).await?
+    } else {
+        copy(status, part, session).await?
+    };
+    let taken = match copied {
+        Ok(taken) => taken,
+        Err(outcome) => return Ok(outcome),
+    };
+    let written = async {
+        common.books.part(client, &part.copy, &taken).await?;
+        client.batch_execute("COMMIT").await
+    };
+    match session.watched(status, written).await? {
+        Ok(()) => Ok(Outcome::In {
+            rows: taken.rows,
+            bytes: taken.bytes,
+        }),
+        Err(error) if is_not_ours(&error) => Ok(Outcome::NotOurs),
+        Err(error) => refused(&error, &part.key),
+    }
+}
+
+/// Copies rows as they come, and compares them with what was sent.
+async fn copy(
+    status: &ApplierStatus,
+    part: &mut Part,
+    session: &LoadSession,
+) -> Result<Result<Taken, Outcome>, Trouble> {
+    let client = session.client();
+    let sql = copy_statement(part);
+    let sink = match session.watched(status, client.copy_in(&sql)).await? {
+        Ok(sink) => sink,
+        Err(error) => return refused(&error, &part.key).map(Err),
+    };
+    let mut sink = pin!(sink);
+    let mut came = Came::default();
+    let manifest = loop {
+        match part.pieces.recv().await {
+            Some(Piece::Chunk(bytes)) => {
+                came.chunk(&bytes);
+                if let Err(error) = session.watched(status, sink.send(bytes)).await? {
+                    // What the server said against it comes at the end.
+                    let finished = session.watched(status, sink.as_mut().finish()).await?;
+                    let error = finished.err().unwrap_or(error);
+                    return refused(&error, &part.key).map(Err);
+                }
+            }
+            Some(Piece::Whole(manifest)) => break manifest,
+            // Dropping the sink makes the server give the COPY up.
+            None => return Ok(Err(Outcome::Dropped)),
+        }
+    };
+    if let Some(differs) = came.differs(&manifest) {
+        return Ok(Err(Outcome::Differs(differs)));
+    }
+    let rows = match session.watched(status, sink.as_mut().finish()).await? {
+        Ok(rows) => rows,
+        Err(error) => return refused(&error, &part.key).map(Err),
+    };
+    Ok(taken(part, &manifest, rows))
+}
+
+/// A table without a column that is copied has rows all the same, which COPY cannot write.
+async fn rows_without_columns(
+    status: &ApplierStatus,
+    part: &mut Part,
+    session: &LoadSession,
+) -> Result<Result<Taken, Outcome>, Trouble> {
+    let mut came = Came::default();
+    let manifest = loop {
+        match part.pieces.recv().await {
+            Some(Piece::Chunk(bytes)) => came.chunk(&bytes),
+            Some(Piece::Whole(manifest)) => break manifest,
+            None => return Ok(Err(Outcome::Dropped)),
+        }
+    };
+    if let Some(differs) = came.differs(&manifest) {
+        return Ok(Err(Outcome::Differs(differs)));
+    }
+    let table = &part.key.table;
+    let sql = format!(
+        "INSERT INTO {} SELECT FROM pg_catalog.generate_series(1, $1::bigint)",
+        quote::qualified(&table.schema, &table.name)
+    );
+    let client = session.client();
+    let rows = manifest.rows.cast_signed();
+    let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 1] = [&rows];
+    let inserted = client.execute(&sql, &parameters);
+    match session.watched(status, inserted).await? {
+        Ok(rows) => Ok(taken(part, &manifest, rows)),
+        Err(error) => refused(&error, &part.key).map(Err),
+    }
+}
+
+/// What came of a part.
+#[derive(Default)]
+struct Came {
+    chunks: u32,
+    digest: RunningDigest,
+}
+
+impl Came {
+    fn chunk(&mut self, bytes: &Bytes) {
+        self.chunks += 1;
+        self.digest.update(bytes);
+    }
+
+    fn differs(&self, manifest: &PartManifest) -> Option<String> {
+        let came = (self.chunks, self.digest.bytes(), self.digest.current());
+        if came == (manifest.chunks, manifest.bytes, manifest.digest) {
+            return None;
+        }
+        Some(format!(
+            "{} bytes in {} chunks came with digest {}, and {} in {} with digest {} were sent",
+            came.1, came.0, came.2, manifest.bytes, manifest.chunks, manifest.digest
+        ))
+    }
+}
+
+fn taken(part: &Part, manifest: &PartManifest, rows: u64) -> Result<Taken, Outcome> {
+    if rows != manifest.rows {
+        let sent = manifest.rows;
+        let differs = format!("the target counts {rows} rows, and {sent} were sent");
+        return Err(Outcome::Differs(differs));
+    }
+    Ok(Taken {
+        part: part.key.part,
+        rows,
+        bytes: manifest.bytes,
+        digest: manifest.digest,
+    })
+}
+
+fn copy_statement(part: &Part) -> String {
+    let table = &part.key.table;
+    format!(
+        "COPY {} ({}) FROM STDIN",
+        quote::qualified(&table.schema, &table.name),
+        quote::identifier_list(&part.columns)
+    )
+}
+
+/// Whether the ledger row found the copy replaced, or the lane taken.
+fn is_not_ours(error: &Error) -> bool {
+    let Some(error) = error.as_db_error() else {
+        return false;
+    };
+    error.code().code() == "23502" && error.table() == Some("backfill_part")
+}
+
+/// What follows from rows, or a table, that the target did not take.
+pub(super) fn refused(error: &Error, key: &PartKey) -> Result<Outcome, Trouble> {
+    let refused = ApplyError::from_server(error).on(&key.table.schema, &key.table.name);
+    match disposition::of_change(refused.kind, &refused.sqlstate) {
+        Disposition::Retry
+        | Disposition::RetryNamed
+        | Disposition::Probe
+        | Disposition::AskLedger => Err(Trouble::from(fault(error))),
+        Disposition::HaltAndProbe
+        | Disposition::Quarantine
+        | Disposition::Stop
+        | Disposition::Operator => Ok(Outcome::Refused {
+            reason: reason(error, &refused),
+            hint: refused.hint.clone(),
+        }),
+    }
+}
+
+/// Which table, column and constraint, and the SQLSTATE; no value.
+fn reason(error: &Error, refused: &ApplyError) -> String {
+    let column = error
+        .as_db_error()
+        .and_then(|error| error.where_())
+        .and_then(column_of_context);
+    let about = match (&refused.object, column) {
+        (Some(object), _) if !refused.message.contains(object.as_str()) => format!(", {object}"),
+        (None, Some(column)) => format!(", column {column}"),
+        _ => String::new(),
+    };
+    format!("{refused}{about}")
+}
+
+/// The column that COPY's context names in front of the value: `COPY t, line 1, column id: "x"`.
+fn column_of_context(context: &str) -> Option<&str> {
+    let (before, behind) = context.split_once(", column ")?;
+    if before.contains(": \"") {
+        // Of a whole line: what follows is a value.
+        return None;
+    }
+    let end = behind.find(": ")?;
+    Some(&behind[..end])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_context_gives_its_column_and_no_value() {
+        let context = "COPY t, line 3, column id: \"sec: ret\"";
+        assert_eq!(column_of_context(context), Some("id"));
+        assert_eq!(
+            column_of_context("COPY t, line 3, column v: null input"),
+            Some("v")
+        );
+        assert_eq!(column_of_context("COPY t, line 3: \"secret\""), None);
+        let line = "COPY t, line 3: \"a, column secret: b\"";
+        assert_eq!(column_of_context(line), None);
+        assert_eq!(column_of_context(""), None);
+    }
+}

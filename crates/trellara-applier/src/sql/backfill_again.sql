@@ -1,0 +1,9 @@
+-- What came of the copy is void: another one is asked for.
+UPDATE trellara.backfill AS b
+   SET state = 'wanted', generation = b.generation + 1, reason = $7, hint = NULL,
+       writer = NULL, parts = NULL, rows = 0, bytes = 0,
+       changed_at = clock_timestamp()
+  FROM trellara.lane AS l
+ WHERE l.flow = $1 AND l.lane = $2 AND l.epoch = $3
+   AND b.flow = $1 AND b.schema_name = $4 AND b.table_name = $5 AND b.generation = $6
+   AND b.state IN ('wanted', 'copying')

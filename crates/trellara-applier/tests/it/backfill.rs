@@ -1,0 +1,455 @@
+//! Copies: frames written by hand in a real copy stream, rows in a real target.
+
+mod hand;
+
+use trellara_envelope::{CopyEvent, FrameDigest};
+
+use self::hand::{Copy, PART};
+use crate::flow::Flow;
+
+#[tokio::test]
+async fn a_table_comes_in_whole_on_15() {
+    comes_in(15).await;
+}
+
+#[tokio::test]
+async fn a_table_comes_in_whole_on_18() {
+    comes_in(18).await;
+}
+
+async fn comes_in(version: u32) {
+    let mut copy = Copy::of(
+        Flow::new(version).await,
+        "CREATE TABLE u (id integer PRIMARY KEY, v text)",
+    )
+    .await;
+    copy.wants("u").await;
+    let applier = copy.flow.start();
+    let order = copy.ordered(|order| !order.wanted.is_empty()).await;
+    assert!(order.holds_lane);
+    assert_eq!(order.wanted[0].table.name, "u");
+    copy.make_stream().await;
+    copy.begin("u", &["v", "id"]).await;
+    // Two parts mixed, in chunks that end within rows.
+    copy.chunk("u", 0, 0, b"a\\tb\\\\c\\nd\t1\nzw").await;
+    copy.chunk("u", 1, 0, b"x\t3\n").await;
+    copy.chunk("u", 0, 1, b"ei\t2\n").await;
+    copy.part("u", 0, 2, 2).await;
+    copy.part("u", 1, 1, 1).await;
+    copy.end("u", 2, 3).await;
+    let row = copy.loaded("u").await;
+    assert_eq!((row.rows, row.parts), (3, Some(2)));
+    assert_eq!(copy.values("u").await, "1=a\tb\\c\nd 2=zwei 3=x");
+    let order = copy.ordered(|order| order.wanted.is_empty()).await;
+    assert!(!order.holds_lane);
+    copy.trimmed(copy.sequence).await;
+    let shown = applier
+        .shows(|status| status.copy.as_ref().is_some_and(|copy| copy.tables_in == 1))
+        .await;
+    assert_eq!(shown.copy.expect("a copy").rows, 3);
+    applier.stop().await;
+}
+
+#[tokio::test]
+async fn a_part_is_in_or_it_is_not_wherever_the_applier_is_killed() {
+    let mut copy = Copy::of(
+        Flow::new(18).await,
+        "CREATE TABLE u (id integer PRIMARY KEY, v text)",
+    )
+    .await;
+    copy.wants("u").await;
+    copy.make_stream().await;
+    copy.begin("u", &["id", "v"]).await;
+    copy.whole_part("u", 0, b"1\ta\n", 1).await;
+    let applier = copy.flow.start();
+    copy.parts_in("u", 1).await;
+    applier.kill().await;
+
+    // Killed behind COMMIT of part 0, and now in front of that of part 1.
+    let blocker = copy
+        .lock("LOCK TABLE trellara.backfill_part IN SHARE MODE")
+        .await;
+    copy.whole_part("u", 1, b"2\tb\n", 1).await;
+    let applier = copy.flow.start();
+    copy.flow.target.blocked().await;
+    applier.kill().await;
+    blocker.batch_execute("ROLLBACK").await.unwrap();
+    assert_eq!(copy.values("u").await, "1=a");
+
+    // Killed while a part is on its way.
+    copy.chunk("u", 2, 0, b"3\tc\n").await;
+    let applier = copy.flow.start();
+    copy.parts_in("u", 2).await;
+    copy.copying("u").await;
+    applier.kill().await;
+    assert_eq!(copy.values("u").await, "1=a 2=b");
+
+    copy.part("u", 2, 1, 1).await;
+    copy.end("u", 3, 3).await;
+    let applier = copy.flow.start();
+    copy.loaded("u").await;
+    assert_eq!(copy.values("u").await, "1=a 2=b 3=c");
+    applier.stop().await;
+}
+
+#[tokio::test]
+async fn nothing_beyond_an_open_part_is_trimmed() {
+    let mut copy = Copy::of(Flow::new(18).await, "CREATE TABLE u (id integer, v text)").await;
+    copy.wants("u").await;
+    copy.make_stream().await;
+    let applier = copy.flow.start();
+    copy.begin("u", &["id", "v"]).await;
+    copy.whole_part("u", 0, b"1\ta\n", 1).await;
+    let open = copy.sequence + 1;
+    copy.chunk("u", 1, 0, b"2\tb\n").await;
+    copy.whole_part("u", 2, b"3\tc\n", 1).await;
+    copy.parts_in("u", 2).await;
+    let order = copy
+        .ordered(|order| order.trimmed_to > 0 && order.trimmed_to + 1 >= open)
+        .await;
+    assert_eq!(order.trimmed_to + 1, open);
+    assert_eq!(copy.first_sequence().await, open);
+    copy.part("u", 1, 1, 1).await;
+    copy.trimmed(copy.sequence).await;
+    applier.stop().await;
+}
+
+#[tokio::test]
+async fn what_differs_from_what_was_sent_is_begun_anew() {
+    let mut copy = Copy::of(Flow::new(18).await, "CREATE TABLE u (id integer, v text)").await;
+    copy.wants("u").await;
+    copy.make_stream().await;
+    let applier = copy.flow.start();
+    // A wrong digest, a wrong count, a hole.
+    copy.begin("u", &["id", "v"]).await;
+    copy.whole_part("u", 0, b"1\ta\n", 1).await;
+    copy.chunk("u", 1, 0, b"2\tb\n").await;
+    let damaged = CopyEvent::Part {
+        part: 1,
+        chunks: 1,
+        rows: 1,
+        bytes: 4,
+        digest: FrameDigest([1; 16]),
+    };
+    copy.event("u", damaged).await;
+    let row = copy.generation("u", 2).await;
+    assert!(row.reason.contains("digest"), "{}", row.reason);
+
+    copy.begin("u", &["id", "v"]).await;
+    copy.chunk("u", 0, 0, b"1\ta\n2\tb\n").await;
+    copy.part("u", 0, 1, 1).await;
+    let row = copy.generation("u", 3).await;
+    assert!(
+        row.reason.contains("counts 2 rows, and 1 were sent"),
+        "{}",
+        row.reason
+    );
+
+    copy.begin("u", &["id", "v"]).await;
+    copy.whole_part("u", 0, b"1\ta\n", 1).await;
+    copy.parts_in("u", 1).await;
+    copy.lose_a_frame();
+    copy.whole_part("u", 1, b"2\tb\n", 1).await;
+    let row = copy.generation("u", 4).await;
+    assert!(row.reason.contains("missing"), "{}", row.reason);
+
+    copy.begin("u", &["id", "v"]).await;
+    copy.whole_part("u", 0, b"7\tg\n", 1).await;
+    copy.end("u", 1, 1).await;
+    copy.loaded("u").await;
+    assert_eq!(
+        copy.values("u").await,
+        "7=g",
+        "what came of the others is gone"
+    );
+    applier.stop().await;
+}
+
+#[tokio::test]
+async fn a_new_writer_empties_what_an_older_one_brought() {
+    let mut copy = Copy::of(
+        Flow::new(18).await,
+        "CREATE TABLE u (id integer PRIMARY KEY, v text); \
+         CREATE TABLE child (id integer REFERENCES u)",
+    )
+    .await;
+    copy.wants("u").await;
+    copy.make_stream().await;
+    let applier = copy.flow.start();
+    copy.begin("u", &["id", "v"]).await;
+    copy.whole_part("u", 0, b"1\ta\n", 1).await;
+    copy.chunk("u", 1, 0, b"2\tb\n").await;
+    copy.parts_in("u", 1).await;
+    // TRUNCATE is refused: a foreign key points at the table.
+    copy.new_writer();
+    copy.begin("u", &["id", "v"]).await;
+    copy.whole_part("u", 0, b"5\te\n", 1).await;
+    copy.end("u", 1, 1).await;
+    copy.loaded("u").await;
+    assert_eq!(copy.values("u").await, "5=e");
+    applier.stop().await;
+}
+
+#[tokio::test]
+async fn rows_that_the_target_does_not_take_are_named_without_their_values() {
+    let refusals = [
+        (
+            "CREATE TABLE u (id integer, v integer)",
+            "22P02",
+            "column v",
+        ),
+        (
+            "CREATE TABLE u (id integer, v text CONSTRAINT short CHECK (length(v) < 3))",
+            "23514",
+            "short",
+        ),
+        ("CREATE TABLE u (id integer)", "42703", "v"),
+        ("CREATE TABLE other (id integer)", "42P01", "u"),
+    ];
+    for (ddl, sqlstate, named) in refusals {
+        let mut copy = Copy::of(Flow::new(18).await, ddl).await;
+        copy.wants("u").await;
+        copy.make_stream().await;
+        let applier = copy.flow.start();
+        copy.begin("u", &["id", "v"]).await;
+        copy.whole_part("u", 0, b"1\tsecret\n", 1).await;
+        let row = copy.failed("u").await;
+        assert!(row.reason.contains(sqlstate), "{}", row.reason);
+        assert!(row.reason.contains(named), "{}", row.reason);
+        assert!(!row.reason.contains("secret"), "{}", row.reason);
+        let shown = applier
+            .shows(|status| {
+                status
+                    .copy
+                    .as_ref()
+                    .is_some_and(|copy| !copy.failed.is_empty())
+            })
+            .await;
+        assert!(shown.copy.expect("a copy").holds_lane);
+        applier.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn columns_that_the_target_writes_by_itself() {
+    let mut copy = Copy::of(
+        Flow::new(18).await,
+        "CREATE DOMAIN short AS text CHECK (length(VALUE) < 9); \
+         CREATE TYPE mood AS ENUM ('sad', 'ok'); \
+         CREATE TABLE u (id integer GENERATED ALWAYS AS IDENTITY, m mood, \
+             twice integer GENERATED ALWAYS AS (id * 2) STORED, v short, \
+             own text DEFAULT 'mine')",
+    )
+    .await;
+    copy.wants("u").await;
+    copy.make_stream().await;
+    let applier = copy.flow.start();
+    copy.begin("u", &["id", "v", "m"]).await;
+    copy.whole_part("u", 0, b"7\t\\N\tok\n", 1).await;
+    copy.end("u", 1, 1).await;
+    copy.loaded("u").await;
+    assert_eq!(
+        copy.text("SELECT concat_ws(',', id, coalesce(v, 'null'), m, twice, own) FROM u")
+            .await,
+        "7,null,ok,14,mine"
+    );
+    applier.stop().await;
+}
+
+#[tokio::test]
+async fn rows_without_columns_are_rows() {
+    let mut copy = Copy::of(Flow::new(18).await, "CREATE TABLE u ()").await;
+    copy.wants("u").await;
+    copy.make_stream().await;
+    let applier = copy.flow.start();
+    copy.begin("u", &[]).await;
+    copy.whole_part("u", 0, b"\n\n\n", 3).await;
+    copy.end("u", 1, 3).await;
+    copy.loaded("u").await;
+    assert_eq!(copy.text("SELECT count(*)::text FROM u").await, "3");
+    applier.stop().await;
+}
+
+#[tokio::test]
+async fn more_parts_mixed_than_workers_all_come_in() {
+    let mut copy = Copy::of(Flow::new(18).await, "CREATE TABLE u (id integer, v text)").await;
+    copy.wants("u").await;
+    copy.make_stream().await;
+    let applier = copy.flow.start();
+    copy.begin("u", &["id", "v"]).await;
+    let parts = 6;
+    for chunk in 0..2 {
+        for part in 0..parts {
+            let row = format!("{}\tx\n", part * 2 + chunk);
+            copy.chunk("u", part, chunk, row.as_bytes()).await;
+        }
+    }
+    for part in 0..parts {
+        copy.part("u", part, 2, 2).await;
+    }
+    copy.end("u", parts, 12).await;
+    assert_eq!(copy.loaded("u").await.rows, 12);
+    applier.stop().await;
+}
+
+#[tokio::test]
+async fn a_wide_row_passes_in_many_chunks() {
+    let mut copy = Copy::of(Flow::new(18).await, "CREATE TABLE u (id integer, v text)").await;
+    copy.wants("u").await;
+    copy.make_stream().await;
+    let applier = copy.flow.start();
+    copy.begin("u", &["id", "v"]).await;
+    copy.chunk("u", 0, 0, b"1\t").await;
+    let piece = vec![b'x'; PART];
+    for number in 1..=20 {
+        copy.chunk("u", 0, number, &piece).await;
+    }
+    copy.chunk("u", 0, 21, b"\n").await;
+    copy.part("u", 0, 22, 1).await;
+    copy.end("u", 1, 1).await;
+    copy.loaded("u").await;
+    let length = (20 * PART).to_string();
+    assert_eq!(copy.text("SELECT length(v)::text FROM u").await, length);
+    applier.stop().await;
+}
+
+#[tokio::test]
+async fn the_stream_may_vanish_and_come_again() {
+    let mut copy = Copy::of(
+        Flow::new(18).await,
+        "CREATE TABLE u (id integer, v text); CREATE TABLE w (id integer, v text)",
+    )
+    .await;
+    copy.wants("u").await;
+    copy.make_stream().await;
+    let applier = copy.flow.start();
+    copy.begin("u", &["id", "v"]).await;
+    copy.whole_part("u", 0, b"1\ta\n", 1).await;
+    copy.end("u", 1, 1).await;
+    copy.loaded("u").await;
+    copy.trimmed(copy.sequence).await;
+    copy.delete_stream().await;
+    copy.wants("w").await;
+    copy.notify().await;
+    copy.ordered(|order| !order.wanted.is_empty()).await;
+    copy.make_stream().await;
+    copy.new_writer();
+    copy.begin("w", &["id", "v"]).await;
+    copy.whole_part("w", 0, b"2\tb\n", 1).await;
+    copy.end("w", 1, 1).await;
+    copy.loaded("w").await;
+    assert_eq!(copy.values("w").await, "2=b");
+    applier.stop().await;
+}
+
+#[tokio::test]
+async fn a_part_of_an_applier_that_lost_the_lane_is_refused() {
+    let mut copy = Copy::of(Flow::new(18).await, "CREATE TABLE u (id integer, v text)").await;
+    copy.wants("u").await;
+    copy.make_stream().await;
+    let mut options = copy.flow.options();
+    options.interleaved = true;
+    let applier = copy.flow.start_with(options);
+    copy.begin("u", &["id", "v"]).await;
+    copy.chunk("u", 0, 0, b"1\ta\n").await;
+    copy.copying("u").await;
+    // The lane's lock is shared by the part under way; the epoch is raised beside it, as by hand.
+    let client = &copy.flow.target.client;
+    client
+        .execute("UPDATE trellara.lane SET epoch = epoch + 1", &[])
+        .await
+        .unwrap();
+    copy.part("u", 0, 1, 1).await;
+    let retried = applier.shows(|status| status.retries > 0).await;
+    let error = retried.last_error.expect("why");
+    assert!(error.contains("another applier took the lane"), "{error}");
+    // Under the epoch that the lane has now, it goes in.
+    copy.parts_in("u", 1).await;
+    assert_eq!(copy.values("u").await, "1=a");
+    applier.stop().await;
+}
+
+#[tokio::test]
+async fn an_older_writer_is_not_heard() {
+    let mut copy = Copy::of(Flow::new(18).await, "CREATE TABLE u (id integer, v text)").await;
+    copy.wants("u").await;
+    copy.make_stream().await;
+    let applier = copy.flow.start();
+    copy.new_writer();
+    copy.begin("u", &["id", "v"]).await;
+    copy.whole_part("u", 0, b"5\te\n", 1).await;
+    copy.as_older_writer(async |older| {
+        older.begin("u", &["id", "v"]).await;
+        older.whole_part("u", 0, b"1\ta\n", 1).await;
+        older.whole_part("u", 1, b"2\tb\n", 1).await;
+    })
+    .await;
+    copy.whole_part("u", 1, b"6\tf\n", 1).await;
+    copy.end("u", 2, 2).await;
+    copy.loaded("u").await;
+    assert_eq!(copy.values("u").await, "5=e 6=f");
+    applier.stop().await;
+}
+
+#[tokio::test]
+async fn rows_that_stand_in_the_way_of_truncate_are_deleted() {
+    let mut copy = Copy::of(
+        Flow::new(18).await,
+        "CREATE TABLE u (id integer, v text); INSERT INTO u VALUES (1, 'old')",
+    )
+    .await;
+    copy.wants("u").await;
+    copy.make_stream().await;
+    // Somebody reads the table, for longer than anybody waits.
+    let reader = copy.lock("LOCK TABLE public.u IN ACCESS SHARE MODE").await;
+    let applier = copy.flow.start();
+    copy.begin("u", &["id", "v"]).await;
+    copy.end("u", 0, 0).await;
+    copy.loaded("u").await;
+    assert_eq!(copy.values("u").await, "");
+    drop(reader);
+    applier.stop().await;
+}
+
+#[tokio::test]
+async fn a_partitioned_table_is_copied_through_its_root() {
+    let mut copy = Copy::of(
+        Flow::new(15).await,
+        "CREATE TABLE u (id integer, v text) PARTITION BY RANGE (id); \
+         CREATE TABLE u1 PARTITION OF u FOR VALUES FROM (0) TO (10); \
+         CREATE TABLE u2 PARTITION OF u FOR VALUES FROM (10) TO (20); \
+         INSERT INTO u VALUES (3, 'old'), (13, 'old')",
+    )
+    .await;
+    copy.wants("u").await;
+    copy.make_stream().await;
+    let applier = copy.flow.start();
+    copy.begin("u", &["id", "v"]).await;
+    copy.whole_part("u", 0, b"1\ta\n11\tb\n", 2).await;
+    copy.end("u", 1, 2).await;
+    copy.loaded("u").await;
+    assert_eq!(copy.values("u").await, "1=a 11=b");
+    applier.stop().await;
+}
+
+#[tokio::test]
+async fn an_operator_is_needed_when_nothing_ever_comes_of_it() {
+    let mut copy = Copy::of(Flow::new(18).await, "CREATE TABLE u (id integer, v text)").await;
+    copy.wants("u").await;
+    copy.make_stream().await;
+    let applier = copy.flow.start();
+    let failed = || CopyEvent::Failed {
+        reason: "rewritten".into(),
+        hint: String::new(),
+        lasting: false,
+    };
+    for generation in 2..=5 {
+        copy.event("u", failed()).await;
+        copy.generation("u", generation).await;
+    }
+    copy.event("u", failed()).await;
+    let row = copy.failed("u").await;
+    assert!(row.reason.contains("5 times"), "{}", row.reason);
+    assert!(row.reason.contains("rewritten"), "{}", row.reason);
+    applier.stop().await;
+}
