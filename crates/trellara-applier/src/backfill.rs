@@ -25,6 +25,7 @@ use self::books::Books;
 use self::loader::{Begun, Loader};
 
 mod books;
+mod initial;
 mod intake;
 mod load;
 mod loader;
@@ -36,6 +37,7 @@ pub(crate) mod sieve;
 pub mod store;
 mod worker;
 
+pub use initial::{has_begun, record_initial};
 pub use rule::{Bearing, Copies};
 pub use store::{CopyState, TableCopy};
 

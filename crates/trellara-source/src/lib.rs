@@ -10,6 +10,7 @@ pub mod copy;
 pub mod definition;
 mod options;
 pub mod publication;
+pub mod settled;
 pub mod slot;
 pub mod stream;
 pub mod subtransactions;

@@ -117,11 +117,14 @@ async fn ready(State(endpoint): State<Endpoint>) -> Response {
     let reports = endpoint.health.reports();
     let failing: Vec<_> = reports.iter().filter(|report| !report.ready).collect();
     let mut body = serde_json::json!({"ready": failing.is_empty(), "failing": failing});
-    let paused: Vec<_> = (reports.iter())
-        .filter(|report| report.state == "paused")
-        .collect();
-    if !paused.is_empty() {
-        body["paused"] = serde_json::json!(paused);
+    // A lane that waits for its copy does its job too, but nobody should take its target for whole.
+    for state in ["paused", "copying", "converging"] {
+        let in_state: Vec<_> = (reports.iter())
+            .filter(|report| report.state == state)
+            .collect();
+        if !in_state.is_empty() {
+            body[state] = serde_json::json!(in_state);
+        }
     }
     let code = if failing.is_empty() {
         StatusCode::OK

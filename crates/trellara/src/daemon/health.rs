@@ -106,7 +106,7 @@ impl Health {
 /// transaction moves long before any position does.
 fn held_up(report: &DaemonReport) -> f64 {
     match (report.state.as_str(), report.waiting_seconds) {
-        ("running", Some(seconds)) => seconds,
+        ("running" | "converging", Some(seconds)) => seconds,
         _ => 0.0,
     }
 }
@@ -119,7 +119,8 @@ fn has_something_to_do(report: &DaemonReport) -> bool {
             .details
             .get("window_bytes")
             .is_some_and(|bytes| bytes != "0"),
-        "running" | "standby" | "paused" | "stopped" => false,
+        // A copy has a report of its own.
+        "running" | "copying" | "converging" | "standby" | "paused" | "stopped" => false,
         _ => true,
     }
 }

@@ -18,14 +18,14 @@ use trellara_source::publication;
 use trellara_source::slot;
 
 use super::found::Found;
-use super::{Action, Sessions, Step, publication_mark, stream_spec, undo};
+use super::{Action, Sessions, Step, copies, publication_mark, stream_spec, undo};
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
 use crate::link;
 
 /// Slot creation waits for every transaction that is running; longer than this somebody should
 /// know which.
-const SLOT_PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const SLOT_PATIENCE: Duration = Duration::from_secs(60);
 
 /// What is known on the way.
 pub(super) struct Work<'a> {
@@ -126,12 +126,16 @@ impl Work<'_> {
                 ))
             }
             Action::UseSlot(point) => {
+                if self.config.backfill.copy {
+                    copies::settle_again(self.config, &self.sessions.source).await?;
+                }
                 self.use_point(point).await?;
                 Ok(step(
                     "slot",
                     format!("slot {} goes on at {point}", self.config.source.slot),
                 ))
             }
+            Action::RecordCopies => self.record_copies().await,
             Action::WriteGenesis(continues_at) => self.write_genesis(continues_at).await,
             Action::WriteLedger => self.write_ledger().await,
         }
@@ -223,7 +227,12 @@ impl Work<'_> {
         ))
     }
 
-    fn point(&self) -> Result<Lsn, Failure> {
+    /// Whether the stream begins with a genesis frame.
+    pub(super) fn has_genesis(&self) -> bool {
+        self.found.tail.is_some()
+    }
+
+    pub(super) fn point(&self) -> Result<Lsn, Failure> {
         self.consistent_point
             .ok_or_else(|| Failure::new(Exit::Bug, "no consistent point is known", ""))
     }
@@ -306,10 +315,22 @@ async fn create_slot(config: &Config, source: &Session) -> Result<Lsn, Failure> 
         &mut connection,
         version,
         &options.slot,
-        SnapshotAction::NoExport,
+        match config.backfill.copy {
+            true => SnapshotAction::Export,
+            false => SnapshotAction::NoExport,
+        },
     );
-    match tokio::time::timeout(SLOT_PATIENCE, creation).await {
-        Ok(Ok(created)) => Ok(created.consistent_point),
+    let created = tokio::time::timeout(SLOT_PATIENCE, creation).await;
+    match created {
+        Ok(Ok(created)) => {
+            if let Some(snapshot) = &created.snapshot
+                && let Err(failure) = copies::settle(source, snapshot).await
+            {
+                drop(connection);
+                return Err(without_slot(config, source, failure).await);
+            }
+            Ok(created.consistent_point)
+        }
         Ok(Err(error)) => {
             Err(Failure::from_error(Exit::Unexpected, &error).doing("cannot create the slot"))
         }
@@ -317,8 +338,19 @@ async fn create_slot(config: &Config, source: &Session) -> Result<Lsn, Failure> 
     }
 }
 
+/// The slot is there, and nobody knows of it yet: it goes again.
+async fn without_slot(config: &Config, source: &Session, failure: Failure) -> Failure {
+    match slot::drop(source, &config.source.slot).await {
+        Ok(_) => failure,
+        Err(error) => failure.hint(format!(
+            "slot {} could not be dropped again: {error}",
+            config.source.slot
+        )),
+    }
+}
+
 /// Names who slot creation waits for, and ends the attempt: the server would go on with it.
-async fn blocked_slot(config: &Config, source: &Session) -> Failure {
+pub(super) async fn blocked_slot(config: &Config, source: &Session) -> Failure {
     let seconds = SLOT_PATIENCE.as_secs();
     let mut failure = Failure::new(
         Exit::TimedOut,

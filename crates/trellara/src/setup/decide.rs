@@ -33,6 +33,8 @@ pub(crate) enum Action {
     CreateSlot,
     /// The slot is there and begins at C.
     UseSlot(Lsn),
+    /// Which tables the first copy has to bring.
+    RecordCopies,
     /// The genesis frame; checkpoints at or beyond this go on here (`None`: C).
     WriteGenesis(Option<Lsn>),
     /// The first row of the ledger, and the flow is ready.
@@ -53,6 +55,7 @@ impl Action {
             Action::RegisterTarget => "register the target in the stream".to_owned(),
             Action::CreateSlot => "create the replication slot".to_owned(),
             Action::UseSlot(lsn) => format!("use the slot that is there, from {lsn}"),
+            Action::RecordCopies => "note which tables are to be copied".to_owned(),
             Action::WriteGenesis(None) => "write the genesis frame".to_owned(),
             Action::WriteGenesis(Some(lsn)) => {
                 format!("write the genesis frame, going on at {lsn}")
@@ -113,6 +116,7 @@ fn begun(
         (Some(position), _) if choices.adopt => actions.push(Action::UseSlot(position)),
         (Some(position), _) => return Err(refuse_slot(found, position)),
     }
+    actions.extend(found.copies.then_some(Action::RecordCopies));
     actions.extend([Action::WriteGenesis(None), Action::WriteLedger]);
     Ok(actions)
 }
@@ -126,7 +130,9 @@ fn with_frames(
 ) -> Result<Vec<Action>, Failure> {
     match (&tail.body, found.slot_position()) {
         (Body::Genesis(genesis), Some(position)) if genesis.consistent_point == position => {
-            actions.extend([Action::UseSlot(position), Action::WriteLedger]);
+            actions.push(Action::UseSlot(position));
+            actions.extend(found.copies.then_some(Action::RecordCopies));
+            actions.push(Action::WriteLedger);
             Ok(actions)
         }
         (Body::Genesis(_), None) => Err(slot_lost(found)),

@@ -40,6 +40,7 @@ fn nothing() -> Found {
         checkpoint: None,
         history: history(),
         applied: true,
+        copies: true,
     }
 }
 
@@ -179,6 +180,7 @@ fn c52_a_first_setup_goes_in_the_order_that_survives_crashes() {
             Action::RecordIntent,
             Action::CreateStream,
             Action::CreateSlot,
+            Action::RecordCopies,
             Action::WriteGenesis(None),
             Action::WriteLedger,
         ],
@@ -201,6 +203,7 @@ fn f09_a_crash_before_the_slot_goes_on() {
     let found = with_intent(with_publication(nothing()), FlowState::Intended, None);
     let rest = [
         Action::CreateSlot,
+        Action::RecordCopies,
         Action::WriteGenesis(None),
         Action::WriteLedger,
     ];
@@ -220,6 +223,7 @@ fn f09_a_crash_between_slot_and_intent_refuses_to_guess() {
         ADOPT,
         &[
             Action::UseSlot(C),
+            Action::RecordCopies,
             Action::WriteGenesis(None),
             Action::WriteLedger,
         ],
@@ -232,6 +236,7 @@ fn f09_a_crash_before_the_genesis_frame_goes_on_when_the_slot_is_untouched() {
     let found = with_stream(found, Some(US));
     let actions = [
         Action::UseSlot(C),
+        Action::RecordCopies,
         Action::WriteGenesis(None),
         Action::WriteLedger,
     ];
@@ -248,6 +253,24 @@ fn f09_a_crash_before_the_genesis_frame_goes_on_when_the_slot_is_untouched() {
 #[test]
 fn f09_a_crash_before_the_ledger_goes_on() {
     let found = with_intent(with_publication(nothing()), FlowState::Intended, Some(C));
+    let found = with_genesis(with_slot(with_stream(found, Some(US)), C), C);
+    let rest = [
+        Action::UseSlot(C),
+        Action::RecordCopies,
+        Action::WriteLedger,
+    ];
+    check(&found, PLAIN, &rest);
+}
+
+#[test]
+fn without_a_copy_nothing_of_it_is_noted() {
+    let nothing = Found {
+        copies: false,
+        ..nothing()
+    };
+    let actions = decide(&nothing, PLAIN).expect("actions");
+    assert!(!actions.contains(&Action::RecordCopies));
+    let found = with_intent(with_publication(nothing), FlowState::Intended, Some(C));
     let found = with_genesis(with_slot(with_stream(found, Some(US)), C), C);
     check(&found, PLAIN, &[Action::UseSlot(C), Action::WriteLedger]);
 }

@@ -32,6 +32,8 @@ pub(super) struct Found {
     pub(super) history: SourceHistory,
     /// Whether positions are confirmed only when the target has them.
     pub(super) applied: bool,
+    /// Whether rows that are there before the flow begins are copied.
+    pub(super) copies: bool,
 }
 
 impl Found {
@@ -94,6 +96,7 @@ pub(super) async fn read(config: &Config, broker: &Broker) -> Result<Found, Fail
         history: link::history(config).await?,
         applied: acknowledge::decide(config).await.acknowledge
             == trellara_relay::Acknowledge::Applied,
+        copies: config.backfill.copy,
         sessions: Some(Sessions { source, target }),
     })
 }

@@ -1,11 +1,13 @@
 //! Creating a flow, in an order that every crash leaves resumable or refusable by name (C52):
-//! publication → target schema with the intent, and stream → slot (C) → C in the intent → genesis
-//! frame → genesis row in the ledger.
+//! publication → target schema with the intent, and stream → slot (C), and everybody gone who committed
+//! in front of it → C in the intent → what the first copy has to bring → genesis frame → genesis row
+//! in the ledger.
 //!
 //! What is there is read first ([`found`]), what to do is decided by a pure function ([`decide`]),
 //! and only then something is changed ([`act`]); what fails on the way is taken back ([`undo`]).
 
 mod act;
+mod copies;
 mod decide;
 mod found;
 mod undo;

@@ -18,7 +18,8 @@ pub(super) async fn undo(
 ) -> Failure {
     // Whether the genesis frame is stored may be unknown, and the next run finds out; behind it
     // only the ledger's first row is missing.
-    if matches!(failed, Action::WriteGenesis(_) | Action::WriteLedger) {
+    let behind_genesis = failed == Action::RecordCopies && work.has_genesis();
+    if behind_genesis || matches!(failed, Action::WriteGenesis(_) | Action::WriteLedger) {
         return failure.hint("run setup again: it goes on where this run stopped");
     }
     // A stream that was there keeps the target's name, so the target keeps it too.
@@ -38,6 +39,9 @@ pub(super) async fn undo(
             Action::UpgradeSchema
             | Action::RegisterTarget
             | Action::UseSlot(_)
+            // Nobody acts on it before the ledger's first row is there, and the next run writes it
+            // anew.
+            | Action::RecordCopies
             | Action::WriteGenesis(_)
             | Action::WriteLedger => continue,
         };

@@ -1,0 +1,124 @@
+//! What is to be known before a flow's first row is read: that nobody is left who committed in front
+//! of the slot, and which tables hold nothing.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use trellara_envelope::Lsn;
+use trellara_postgres::settle::{self, SettleError, Snapshot};
+use trellara_postgres::{Session, insert_position, quote};
+
+use crate::publication::TableName;
+
+/// Between two looks at how far the log is on disk.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// What an ordinary snapshot of the source says of tables.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sight {
+    /// The snapshot.
+    pub snapshot: Snapshot,
+    /// Whatever it sees committed before this position.
+    pub converges_at: Lsn,
+    /// Those that hold no row in it.
+    pub empty: BTreeSet<TableName>,
+}
+
+/// Waits until every transaction that a slot's exported snapshot calls finished has left the list of
+/// running ones: from then on every ordinary snapshot sees whatever committed in front of the slot.
+/// The snapshot is imported for what it says alone; no table is read under it, ever.
+///
+/// # Errors
+/// As [`settle::settle`], which names whom it waited for; the exporter must be there still.
+pub async fn settle_behind(
+    session: &Session,
+    exported: &str,
+    limit: Duration,
+) -> Result<(), SettleError> {
+    let begin = format!(
+        "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET TRANSACTION SNAPSHOT {}",
+        quote::literal(exported)
+    );
+    let client = &session.client;
+    client.batch_execute(&begin).await?;
+    let row = client
+        .query_one("SELECT pg_catalog.pg_current_snapshot()::text", &[])
+        .await;
+    client.batch_execute("ROLLBACK").await?;
+    let finished: Snapshot = row?.try_get::<_, &str>(0)?.parse()?;
+    settle::settle(session, &finished, limit).await
+}
+
+/// Looks which tables are empty, all under one snapshot.
+///
+/// # Errors
+/// The server's: a right is missing, row-level security would hide rows, a table is gone.
+pub async fn sight(session: &Session, tables: &[TableName]) -> Result<Sight, SettleError> {
+    let client = &session.client;
+    client
+        .batch_execute(
+            "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL row_security = off",
+        )
+        .await?;
+    let seen = look(session, tables).await;
+    client.batch_execute("ROLLBACK").await?;
+    let (snapshot, empty) = seen?;
+    // Asked when the snapshot is there: whatever it sees wrote its commit record before it left the
+    // list of running transactions.
+    let converges_at = insert_position(session).await?;
+    until_flushed(session, converges_at).await?;
+    Ok(Sight {
+        snapshot,
+        converges_at,
+        empty,
+    })
+}
+
+async fn look(
+    session: &Session,
+    tables: &[TableName],
+) -> Result<(Snapshot, BTreeSet<TableName>), SettleError> {
+    let client = &session.client;
+    let row = client
+        .query_one("SELECT pg_catalog.pg_current_snapshot()::text", &[])
+        .await?;
+    let snapshot: Snapshot = row.try_get::<_, &str>(0)?.parse()?;
+    let mut empty = BTreeSet::new();
+    for table in tables {
+        if !has_rows(session, table).await? {
+            empty.insert(table.clone());
+        }
+    }
+    Ok((snapshot, empty))
+}
+
+/// Whether a table holds a row of its own, or one of its partitions does.
+///
+/// # Errors
+/// The server's.
+pub async fn has_rows(session: &Session, table: &TableName) -> Result<bool, tokio_postgres::Error> {
+    let kind = "SELECT relkind = 'p' FROM pg_catalog.pg_class WHERE oid = $1::text::regclass";
+    let name = table.to_string();
+    let partitioned: bool = session.client.query_one(kind, &[&name]).await?.get(0);
+    let only = if partitioned { "" } else { "ONLY " };
+    let any = format!("SELECT EXISTS (SELECT FROM {only}{table})");
+    Ok(session.client.query_one(&any, &[]).await?.get(0))
+}
+
+/// A commit that did not wait for the disk is seen before it is safe there: a crash takes it back,
+/// and what was read of it would stay in the target. Such commits are on disk after three rounds of
+/// the WAL writer at the latest; other records need not be, for long.
+async fn until_flushed(session: &Session, position: Lsn) -> Result<(), tokio_postgres::Error> {
+    const ASK: &str = "SELECT pg_catalog.pg_current_wal_flush_lsn()::text, \
+        3 * extract(epoch FROM pg_catalog.current_setting('wal_writer_delay')::interval)::float8";
+    let began = Instant::now();
+    loop {
+        let row = session.client.query_one(ASK, &[]).await?;
+        let flushed: Option<Lsn> = row.try_get::<_, &str>(0)?.parse().ok();
+        let limit = Duration::from_secs_f64(row.try_get::<_, f64>(1)?.clamp(0.1, 60.0));
+        if flushed.is_some_and(|flushed| flushed >= position) || began.elapsed() > limit {
+            return Ok(());
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
