@@ -35,6 +35,7 @@ pub mod rule;
 mod session;
 pub(crate) mod sieve;
 pub mod store;
+mod strip;
 mod worker;
 
 pub use initial::{has_begun, record_initial};

@@ -6,13 +6,14 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures_util::SinkExt;
 use tokio::sync::mpsc;
-use tokio_postgres::Error;
-use trellara_envelope::RunningDigest;
+use tokio_postgres::{Client, Error};
+use trellara_envelope::{CopyTable, RunningDigest};
 use trellara_postgres::{fault, quote};
 
 use super::books::{Books, CopyKey, Taken};
 use super::load::{PartKey, PartManifest};
 use super::session::LoadSession;
+use super::strip::Strip;
 use crate::disposition::{self, Disposition};
 use crate::execute::ApplyError;
 use crate::lane::Held;
@@ -22,6 +23,12 @@ use crate::trouble::Trouble;
 
 /// Pieces that may wait for a part's session: enough that it never waits, and no more.
 pub(super) const WAITING_PIECES: usize = 4;
+
+const COMPUTED: &str = "\
+SELECT a.attname::text FROM pg_catalog.pg_attribute AS a \
+  JOIN pg_catalog.pg_class AS c ON c.oid = a.attrelid \
+  JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace \
+ WHERE n.nspname = $1 AND c.relname = $2 AND a.attgenerated <> '' AND NOT a.attisdropped";
 
 /// What a part is made of, in this order.
 #[derive(Debug)]
@@ -124,10 +131,17 @@ async fn take(common: &Common, part: &mut Part, session: &LoadSession) -> Result
     session
         .watched(status, client.batch_execute(&common.held.begin()))
         .await??;
-    let copied = if part.columns.is_empty() {
-        rows_without_columns(status, part, session).await?
+    let computed = computed(client, &part.key.table);
+    let computed = session.watched(status, computed).await??;
+    let keep: Vec<bool> = part
+        .columns
+        .iter()
+        .map(|column| !computed.contains(column))
+        .collect();
+    let copied = if keep.contains(&true) {
+        copy(status, part, session, keep).await?
     } else {
-        copy(status, part, session).await?
+        rows_without_columns(status, part, session).await?
     };
     let taken = match copied {
         Ok(taken) => taken,
@@ -147,14 +161,24 @@ async fn take(common: &Common, part: &mut Part, session: &LoadSession) -> Result
     }
 }
 
+/// The columns that the target computes by itself.
+async fn computed(client: &Client, table: &CopyTable) -> Result<Vec<String>, Error> {
+    let rows = client
+        .query(COMPUTED, &[&table.schema, &table.name])
+        .await?;
+    rows.iter().map(|row| row.try_get(0)).collect()
+}
+
 /// Copies rows as they come, and compares them with what was sent.
 async fn copy(
     status: &ApplierStatus,
     part: &mut Part,
     session: &LoadSession,
+    keep: Vec<bool>,
 ) -> Result<Result<Taken, Outcome>, Trouble> {
     let client = session.client();
-    let sql = copy_statement(part);
+    let sql = copy_statement(part, &keep);
+    let mut strip = keep.contains(&false).then(|| Strip::new(keep));
     let sink = match session.watched(status, client.copy_in(&sql)).await? {
         Ok(sink) => sink,
         Err(error) => return refused(&error, &part.key).map(Err),
@@ -165,6 +189,10 @@ async fn copy(
         match part.pieces.recv().await {
             Some(Piece::Chunk(bytes)) => {
                 came.chunk(&bytes);
+                let bytes = match &mut strip {
+                    Some(strip) => strip.piece(&bytes),
+                    None => bytes,
+                };
                 if let Err(error) = session.watched(status, sink.send(bytes)).await? {
                     // What the server said against it comes at the end.
                     let finished = session.watched(status, sink.as_mut().finish()).await?;
@@ -258,12 +286,16 @@ fn taken(part: &Part, manifest: &PartManifest, rows: u64) -> Result<Taken, Outco
     })
 }
 
-fn copy_statement(part: &Part) -> String {
+fn copy_statement(part: &Part, keep: &[bool]) -> String {
     let table = &part.key.table;
+    let columns = part.columns.iter().zip(keep);
+    let columns: Vec<&String> = columns
+        .filter_map(|(column, keep)| keep.then_some(column))
+        .collect();
     format!(
         "COPY {} ({}) FROM STDIN",
         quote::qualified(&table.schema, &table.name),
-        quote::identifier_list(&part.columns)
+        quote::identifier_list(&columns)
     )
 }
 

@@ -244,8 +244,11 @@ async fn columns_that_the_target_writes_by_itself() {
     copy.wants("u").await;
     copy.make_stream().await;
     let applier = copy.flow.start();
-    copy.begin("u", &["id", "v", "m"]).await;
-    copy.whole_part("u", 0, b"7\t\\N\tok\n", 1).await;
+    // The source may send what the target computes.
+    copy.begin("u", &["id", "twice", "v", "m"]).await;
+    copy.chunk("u", 0, 0, b"7\t1").await;
+    copy.chunk("u", 0, 1, b"0\t\\N\tok\n").await;
+    copy.part("u", 0, 2, 1).await;
     copy.end("u", 1, 1).await;
     copy.loaded("u").await;
     assert_eq!(
@@ -451,5 +454,35 @@ async fn an_operator_is_needed_when_nothing_ever_comes_of_it() {
     let row = copy.failed("u").await;
     assert!(row.reason.contains("5 times"), "{}", row.reason);
     assert!(row.reason.contains("rewritten"), "{}", row.reason);
+    applier.stop().await;
+}
+
+/// The relay is gone in the middle of a part: nothing stays open for it, and it goes on when there is
+/// more.
+#[tokio::test]
+async fn a_part_that_does_not_go_on_keeps_nobody_from_the_table() {
+    let mut copy = Copy::of(Flow::new(18).await, "CREATE TABLE u (id integer, v text)").await;
+    copy.wants("u").await;
+    copy.make_stream().await;
+    let mut options = copy.flow.options();
+    options.stall_timeout = std::time::Duration::from_secs(3);
+    let applier = copy.flow.start_with(options);
+    copy.begin("u", &["id", "v"]).await;
+    copy.whole_part("u", 0, b"1\ta\n", 1).await;
+    copy.chunk("u", 1, 0, b"2\tb\n").await;
+    copy.parts_in("u", 1).await;
+    copy.copying("u").await;
+    // Waits for the part's transaction, and for nothing else.
+    copy.lock("LOCK TABLE public.u IN ACCESS EXCLUSIVE MODE")
+        .await
+        .batch_execute("ROLLBACK")
+        .await
+        .unwrap();
+    copy.chunk("u", 1, 1, b"3\tc\n").await;
+    copy.part("u", 1, 2, 2).await;
+    copy.end("u", 2, 3).await;
+    copy.loaded("u").await;
+    assert_eq!(copy.values("u").await, "1=a 2=b 3=c");
+    assert_eq!(applier.status.snapshot().retries, 0);
     applier.stop().await;
 }
