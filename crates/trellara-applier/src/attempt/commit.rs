@@ -365,9 +365,15 @@ impl Attempt<'_> {
             closes: self.blocking(large.manifest.identity().hash()),
             overtakes,
         };
-        let committing =
-            self.writer
-                .commit_large(client, from, (large, beside), to, &source, set_wise);
+        // Boxed: a large transaction is rare, and every other one would carry its state along.
+        let committing = Box::pin(self.writer.commit_large(
+            client,
+            from,
+            (large, beside),
+            to,
+            &source,
+            set_wise,
+        ));
         let every = self.options.report_interval;
         reporting(committing, &self.reporter, from, every).await
     }

@@ -339,7 +339,7 @@ async fn what_cannot_be_copied_fails_by_name_and_alone() {
         .read_until("all of them", |target| {
             let is_over =
                 |name: &&str| target.is_ended(name, 1) || target.failed(name, 1).is_some();
-            names.iter().all(|name| is_over(name))
+            names.iter().all(is_over)
         })
         .await;
     assert_eq!(target.rows("fine", 1), ["1"]);
