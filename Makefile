@@ -83,6 +83,14 @@ soak-quarantine: servers ## a backlog with and without poisoned transactions, he
 	"$(TARGET)/release/poison" "$(or $(TRANSACTIONS),200000)" "$(or $(SEED),random)" "$(or $(VERSION),18)" "$(or $(PER_MILLE),10)"
 	"$(TARGET)/release/heavy" "$(or $(MEGABYTES),512)" "$(or $(VERSION),18)"
 
+.PHONY: soak-handover
+soak-handover: servers ## first copies under sixteen writing sessions on each supported server, without and with kills of the daemons (REPEATS=50 SEED=random VERSIONS="15 16 17 18" KILLS=3)
+	@cargo build $(LOCKED) --release -p trellara -p trellara-testkit --bins
+	for version in $(or $(VERSIONS),15 16 17 18); do
+	  "$(TARGET)/release/handover" "$(or $(REPEATS),50)" "$(or $(SEED),random)" "$$version" 0
+	  "$(TARGET)/release/handover" 10 "$(or $(SEED),random)" "$$version" "$(or $(KILLS),3)"
+	done
+
 .PHONY: rewind
 rewind: servers ## a million transactions applied, then delivered again and skipped (TRANSACTIONS=1000000)
 	@cargo build $(LOCKED) --release -p trellara -p trellara-testkit --bins
@@ -101,6 +109,11 @@ bench: servers ## side by side with native logical replication, with bars and ve
 bench-verify: servers ## the judge beside MD5 sums, ordered SHA-256 and COPY, with bars and verdicts (ROWS=2000000 BENCH="--output json")
 	@cargo build $(LOCKED) --release -p trellara-testkit --bins
 	"$(TARGET)/release/bench-verify" --rows "$(or $(ROWS),2000000)" $(BENCH)
+
+.PHONY: bench-backfill
+bench-backfill: servers ## a first copy beside psql's COPY OUT piped into COPY IN, with bars and verdicts (ROWS=10000000 BENCH="--workers 2 --output json")
+	@cargo build $(LOCKED) --release -p trellara -p trellara-testkit --bins
+	"$(TARGET)/release/bench-backfill" --rows "$(or $(ROWS),10000000)" $(BENCH)
 
 .PHONY: bench-dedup
 bench-dedup: ## what remembering and asking cost, then instructions (SIZES="1m 10m 100m", 6 GB of memory for 100m)

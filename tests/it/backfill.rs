@@ -1,5 +1,11 @@
 //! The copy of what is there already, and its hand-over to the stream.
 //!
+//! - `handover`: under sixteen writing sessions, killed and not, with streams that are too small.
+//! - `resume`: what ends a copy half-way, each by its name, and how it goes on.
+//! - `cases`: cases from the field, each a test named after its number.
 //! - `source_loss`: a slot's snapshot read too early loses rows of the source, and ours does not.
 
+mod cases;
+mod handover;
+mod resume;
 mod source_loss;

@@ -65,9 +65,12 @@ fn permissions() -> String {
         .filter(|line| !line.trim_start().starts_with('#'))
         .map(|line| {
             let line = line
+                .replace("TRELLARA_shop_COPY", "*")
                 .replace("TRELLARA_shop", "*")
                 .replace("trellara.shop.", "trellara.*.")
-                .replace("trellara-position.shop", "trellara-position.*");
+                .replace("trellara-position.shop", "trellara-position.*")
+                .replace("trellara-copy.shop", "trellara-copy.*")
+                .replace("trellara-copy-order.shop", "trellara-copy-order.*");
             if line.trim_start().starts_with("password:") {
                 return format!("password: \"{NATS_PASSWORD}\"\n");
             }

@@ -50,9 +50,13 @@ pub async fn rows(client: &Client, table: &str) -> Result<BTreeMap<String, u64>>
         )
         .await?;
     let columns: String = columns.get(0);
-    let sql = format!("SELECT ROW({columns})::text FROM {table}");
+    answers(client, &format!("SELECT ROW({columns})::text FROM {table}")).await
+}
+
+/// The multiset of the first column of a query's rows: its text → how often.
+pub async fn answers(client: &Client, sql: &str) -> Result<BTreeMap<String, u64>> {
     let mut found = BTreeMap::new();
-    for message in client.simple_query(&sql).await? {
+    for message in client.simple_query(sql).await? {
         if let SimpleQueryMessage::Row(row) = message {
             *found
                 .entry(row.get(0).unwrap_or_default().to_owned())
@@ -94,7 +98,8 @@ pub async fn differences(source_url: &str, target_url: &str) -> Result<Vec<Strin
     Ok(found)
 }
 
-fn difference(
+/// What two multisets of rows differ in, for people; `None` when they are equal.
+pub fn difference(
     table: &str,
     source: &BTreeMap<String, u64>,
     target: &BTreeMap<String, u64>,

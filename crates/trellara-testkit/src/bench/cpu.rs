@@ -146,6 +146,11 @@ pub(super) fn used(pid: u32) -> f64 {
     Stat::of(pid).map_or(0.0, |stat| stat.used)
 }
 
+/// CPU seconds that children of a process have used, once they have ended.
+pub(super) fn reaped(pid: u32) -> f64 {
+    Stat::of(pid).map_or(0.0, |stat| stat.reaped)
+}
+
 /// CPU seconds that a database server and its processes have used, those that have ended included.
 pub(super) fn used_by_server(postmaster: u32) -> f64 {
     let own = Stat::of(postmaster).map_or(0.0, |stat| stat.used + stat.reaped);

@@ -6,6 +6,7 @@
 //! what another did.
 
 mod arena;
+pub mod backfill;
 mod contender;
 mod cpu;
 mod machine;

@@ -71,5 +71,7 @@ fn options(config: &Config, acknowledge: Acknowledge) -> RelayOptions {
     );
     options.open_bytes = config.nats.open_bytes;
     options.shutdown_grace = config.source.shutdown_grace;
+    options.copy.workers = config.backfill.workers;
+    options.copy.max_bytes = config.backfill.max_bytes;
     options
 }

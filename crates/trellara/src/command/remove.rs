@@ -170,7 +170,9 @@ async fn remove_stream(config: &Config, context: &Context) -> Result<bool, Failu
     }
     let (broker, _embedded) =
         broker::reach(config, broker::Role::Remove, &context.environment).await?;
-    Ok(topology::delete(&broker, &config.flow.stream()).await?)
+    // That of a copy which nobody waits for any more is there only while one runs.
+    let copy = topology::delete(&broker, &config.flow.copy_stream()).await?;
+    Ok(topology::delete(&broker, &config.flow.stream()).await? || copy)
 }
 
 async fn remove_target(config: &Config) -> Result<bool, Failure> {

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
 
+use super::copied::Copied;
 use super::daemons::Daemon;
 use super::place::Place;
 use super::workload::Workload;
@@ -29,6 +30,7 @@ pub(super) async fn kill_in_turn(
     relay: &mut Daemon,
     applier: &mut Daemon,
     workload: &Workload,
+    copied: &Copied,
     length: Duration,
     bar: &ProgressBar,
 ) -> Result<Kills, Failure> {
@@ -40,9 +42,10 @@ pub(super) async fn kill_in_turn(
     while began.elapsed() < length {
         tokio::time::sleep(TICK).await;
         let committed = workload.committed.load(Relaxed);
+        let copied = copied.rows().await?;
         bar.set_position(began.elapsed().as_millis().try_into().unwrap_or(u64::MAX));
         bar.set_message(format!(
-            "{committed} transactions, kills: relay {}, applier {}, broker {}",
+            "{copied} rows copied, {committed} transactions, kills: relay {}, applier {}, broker {}",
             kills.relay, kills.applier, kills.broker
         ));
         if began.elapsed() < next {

@@ -4,6 +4,7 @@
 //! servers are fresh and disposable. The judge at the end shares no code with the applier.
 
 mod chaos;
+mod copied;
 mod daemons;
 mod duplicates;
 mod judge;

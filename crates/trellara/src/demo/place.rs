@@ -13,6 +13,10 @@ use crate::exit::{Exit, Failure};
 
 /// The shop on both sides.
 const SCHEMA: &str = include_str!("schema.sql");
+/// What the shop holds before anything of ours is there.
+const FILL: &str = include_str!("fill.sql");
+/// Rows of it.
+pub(super) const OLD_ROWS: u64 = 1_000_000;
 /// The newest version that is tested; `make servers` brings it.
 const POSTGRES: u32 = 18;
 
@@ -29,7 +33,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Starts the servers and creates the shop in both.
+    /// Starts the servers, creates the shop in both, and fills that of the source.
     pub(super) async fn prepare(blocking: &TaskTracker) -> Result<Self, Failure> {
         let started = off_thread(blocking, start_servers).await?;
         let (source, target, broker, folder) = started.map_err(|error| missing(&error))?;
@@ -43,6 +47,8 @@ impl Place {
                 .batch_execute(SCHEMA)
                 .await?;
         }
+        let shop = session(&source.url("shop")).await?;
+        shop.client.batch_execute(FILL).await?;
         Ok(Self {
             source_url: source.url("shop"),
             target_url: target.url("shop"),
@@ -59,12 +65,14 @@ impl Place {
         self.folder.path()
     }
 
-    /// Writes the file of a flow; without `broker` the flow brings its own.
+    /// Writes the file of a flow; without `broker` the flow brings its own. `backfill` is what
+    /// becomes of the rows that are there: `copy` or `none`.
     pub(super) fn write_config(
         &self,
         flow: &str,
         broker: Option<&str>,
         listen: &str,
+        backfill: &str,
     ) -> Result<PathBuf, Failure> {
         let nats = match broker {
             Some(url) => format!("nats: {{url: {url:?}, durable: true, max_bytes: 2GiB}}"),
@@ -75,7 +83,7 @@ impl Place {
         };
         let text = format!(
             "flow: {flow}\nsource: {{url: {:?}, tables: [public.*]}}\ntarget: {{url: {:?}}}\n{nats}\n\
-             ops: {{listen: {listen:?}}}\nbackfill: {{mode: none}}\nhalt: exit\n",
+             ops: {{listen: {listen:?}}}\nbackfill: {{mode: {backfill}}}\nhalt: exit\n",
             self.source_url, self.target_url
         );
         let path = self.folder().join(format!("{flow}.yml"));

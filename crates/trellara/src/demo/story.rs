@@ -10,10 +10,11 @@ use tokio_util::task::TaskTracker;
 use trellara_envelope::{FlowName, StreamSequence};
 
 use super::chaos::{Kills, kill_in_turn};
+use super::copied::Copied;
 use super::daemons::{Daemon, run_to_end, verified};
 use super::duplicates;
 use super::judge::{self, Judgement};
-use super::place::Place;
+use super::place::{OLD_ROWS, Place};
 use super::workload::Workload;
 use crate::exit::{Exit, Failure};
 use crate::http;
@@ -37,6 +38,8 @@ pub(crate) struct Plan {
 #[derive(Serialize)]
 pub(crate) struct Verdict {
     pub(crate) id: &'static str,
+    /// Rows that were there before the flow, and that its copy brought.
+    pub(crate) rows_copied: u64,
     pub(crate) transactions: u64,
     pub(crate) rows: u64,
     pub(crate) kills_relay: u32,
@@ -64,12 +67,17 @@ struct Duplicates {
 /// Plays both acts; the verdict of each. What blocks a thread is registered in `blocking`, so that
 /// whoever gives up on the story can wait until nothing of it is left.
 pub(crate) async fn play(plan: &Plan, blocking: &TaskTracker) -> Result<Vec<Verdict>, Failure> {
-    let note = |text: &str| plan.output.note(text);
-    note("starting two PostgreSQL servers and a nats-server");
+    let output = &plan.output;
+    output.note(format_args!(
+        "starting two PostgreSQL servers and a nats-server; the source gets {OLD_ROWS} rows"
+    ));
     let place = Place::prepare(blocking).await?;
-    note("act 1: relay, applier and broker apart, each killed with kill -9 in turn");
+    output.note(
+        "act 1: the rows are copied while the shop is written to; relay, applier and broker apart, \
+         each killed with kill -9 in turn",
+    );
     let first = three_processes(plan, &place).await?;
-    note("act 2: `trellara run` with its own broker, killed whole and started again");
+    output.note("act 2: `trellara run` with its own broker, killed whole and started again");
     let second = one_process(plan, &place).await?;
     Ok(vec![first, second])
 }
@@ -78,7 +86,8 @@ async fn three_processes(plan: &Plan, place: &Place) -> Result<Verdict, Failure>
     let (relay_at, applier_at) = (free_address()?, free_address()?);
     let folder = place.folder();
     let broker = Some(place.broker_url.as_str());
-    let config = place.write_config(FLOW, broker, &relay_at)?;
+    let config = place.write_config(FLOW, broker, &relay_at, "copy")?;
+    let workload = Workload::start(&place.source_url, plan.seed, 0);
     run_to_end(&config, &["setup", "--yes"]).await?;
     let mut relay = Daemon::start("relay", &config, folder)?;
     // The same flow with another endpoint: two processes cannot share a port.
@@ -86,13 +95,14 @@ async fn three_processes(plan: &Plan, place: &Place) -> Result<Verdict, Failure>
     copy_config(&config, &applier_config, &relay_at, &applier_at)?;
     let mut applier = Daemon::start("applier", &applier_config, folder)?;
 
-    let workload = Workload::start(&place.source_url, plan.seed, 0);
+    let copied = Copied::of(&place.target_url, FLOW).await?;
     let bar = progress();
     let kills = kill_in_turn(
         place,
         &mut relay,
         &mut applier,
         &workload,
+        &copied,
         plan.length,
         &bar,
     )
@@ -111,15 +121,14 @@ async fn three_processes(plan: &Plan, place: &Place) -> Result<Verdict, Failure>
     catch_up(&config, [&mut relay, &mut applier]).await?;
     let judgement = judge::compare(&place.source_url, &place.target_url).await?;
     let verified = verified(&config).await?;
+    let rows_copied = copied.rows().await?;
     relay.stop().await?;
     applier.stop().await?;
     run_to_end(&config, &["remove", "--yes"]).await?;
-    Ok(verdict(
-        "three processes",
-        (judgement, verified),
-        kills,
-        delivered,
-    ))
+    Ok(Verdict {
+        rows_copied,
+        ..verdict("three processes", (judgement, verified), kills, delivered)
+    })
 }
 
 /// Duplicates in both ways; the applier's count of them. The relay is dead afterwards.
@@ -158,7 +167,8 @@ async fn make_duplicates(
 
 async fn one_process(plan: &Plan, place: &Place) -> Result<Verdict, Failure> {
     let listen = free_address()?;
-    let config = place.write_config(FLOW_OF_RUN, None, &listen)?;
+    // The first act has brought the rows already.
+    let config = place.write_config(FLOW_OF_RUN, None, &listen, "none")?;
     let mut run = Daemon::start("run", &config, place.folder())?;
     ready(&listen, &mut run).await?;
     let mut kills = Kills::default();
@@ -195,6 +205,7 @@ fn verdict(
 ) -> Verdict {
     Verdict {
         id,
+        rows_copied: 0,
         transactions: judgement.transactions,
         rows: judgement.rows,
         kills_relay: kills.relay,

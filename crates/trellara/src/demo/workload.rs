@@ -97,6 +97,8 @@ fn transaction(worker: u64, number: u64, random: &mut StdRng) -> (String, bool) 
     let id = worker * IDS_PER_WORKER + number;
     let earlier = worker * IDS_PER_WORKER + random.random_range(1..=number);
     let first = worker * IDS_PER_WORKER + 1;
+    // Of those that were there before, whether or not they have been copied yet.
+    let old = random.random_range(1..=100_000);
     let mut sql = format!("BEGIN; INSERT INTO journal VALUES ({worker}, {number});");
     if number == 1 {
         sql += &customer(id);
@@ -108,13 +110,17 @@ fn transaction(worker: u64, number: u64, random: &mut StdRng) -> (String, bool) 
             number % 900
         ),
         3 => {
-            format!("UPDATE orders SET state = 'shipped', total = total + 1 WHERE id = {earlier};")
+            format!(
+                "UPDATE orders SET state = 'shipped', total = total + 1 WHERE id IN ({earlier}, -{old});"
+            )
         }
         // Letters are not touched: their value does not travel (unchanged TOAST).
-        4 => format!("UPDATE customers SET tags = tags || '{{\"a,b\",NULL}}' WHERE id = {first};"),
+        4 => format!(
+            "UPDATE customers SET tags = tags || '{{\"a,b\",NULL}}' WHERE id IN ({first}, -{old});"
+        ),
         5 => format!(
             "INSERT INTO payments VALUES ({id}, date '2025-06-01' + {}, {number}); \
-             UPDATE payments SET paid_on = date '2026-03-01' WHERE id = {earlier};",
+             UPDATE payments SET paid_on = date '2026-03-01' WHERE id IN ({earlier}, -{old});",
             number % 300
         ),
         6 => format!(
@@ -125,7 +131,7 @@ fn transaction(worker: u64, number: u64, random: &mut StdRng) -> (String, bool) 
         ),
         7 => format!(
             "SAVEPOINT a; INSERT INTO clicks VALUES ({worker}, {number}, 'never seen'); ROLLBACK TO a; \
-             DELETE FROM orders WHERE id = {earlier};"
+             DELETE FROM orders WHERE id IN ({earlier}, -{old});"
         ),
         _ => format!("INSERT INTO clicks VALUES ({worker}, {number}, E'tab\\there, quote \\'');"),
     };

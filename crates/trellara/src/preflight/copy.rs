@@ -20,24 +20,9 @@ pub(super) async fn source(
 ) -> Result<(), Failure> {
     rights(config, session, tables, findings).await?;
     if !slot_exists {
-        not_copied_yet(session, tables, findings).await?;
         in_the_way(session, findings).await?;
     }
     not_carried(config, session, tables, findings).await
-}
-
-/// As long as setup writes nowhere down what is to be copied, nobody would copy it.
-async fn not_copied_yet(
-    session: &Session,
-    tables: &[TableName],
-    findings: &mut Findings,
-) -> Result<(), Failure> {
-    for (table, _) in holding_rows(session, tables).await? {
-        let reason = "it holds rows that nobody would copy";
-        let cure = "load the target by other means and set backfill.mode: none";
-        findings.error("SOURCE_TABLE_HAS_ROWS", table.to_string(), reason, cure);
-    }
-    Ok(())
 }
 
 /// Rows are read from each table alone: of a partitioned one, from its partitions.
