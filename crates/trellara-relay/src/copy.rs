@@ -20,7 +20,7 @@ mod reading;
 mod report;
 mod window;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 pub(crate) use copier::spawn;
 
@@ -37,6 +37,9 @@ pub struct CopyOptions {
     /// A table larger than this is read in ranges of this size, which several sessions read at
     /// once.
     pub item_bytes: u64,
+    /// Without an order for this long a copy that waits for room is given up, so that the source
+    /// need not keep what died since its snapshot for a target that may never come back.
+    pub silence: Duration,
 }
 
 impl Default for CopyOptions {
@@ -48,6 +51,8 @@ impl Default for CopyOptions {
             // Enough to make what a piece costs beside its rows invisible, and so little that the
             // last one of a table is soon over.
             item_bytes: 64 << 20,
+            // A restart of the target is over by then.
+            silence: Duration::from_secs(15 * 60),
         }
     }
 }

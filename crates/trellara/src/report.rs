@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use trellara_applier::{ApplierSnapshot, ApplierState, CopySnapshot, DedupSnapshot};
 use trellara_envelope::{FlowName, Halt, Lsn};
-use trellara_relay::{RelayState, StatusSnapshot};
+use trellara_relay::{CopySnapshot as CopyReading, RelayState, StatusSnapshot};
 
 use crate::held::HeldFacts;
 
@@ -81,6 +81,25 @@ impl From<&Halt> for HaltReport {
     }
 }
 
+/// What the relay reads for a copy; nothing while there is none.
+fn reading_details(copy: &CopyReading) -> Vec<(&'static str, u64)> {
+    if copy.tables == 0 {
+        return Vec::new();
+    }
+    let age = copy
+        .snapshot_since
+        .map_or(0, |since| since.elapsed().as_secs());
+    vec![
+        ("copy_tables", copy.tables as u64),
+        ("copy_tables_over", copy.tables_over as u64),
+        ("copy_rows", copy.rows),
+        ("copy_bytes", copy.bytes),
+        ("copy_estimated_bytes", copy.estimated_bytes),
+        ("copy_bytes_per_second", copy.bytes_per_second),
+        ("copy_snapshot_age_seconds", age),
+    ]
+}
+
 impl DaemonReport {
     pub(crate) fn of_relay(flow: &FlowName, relay: &StatusSnapshot) -> Self {
         let state = match relay.state {
@@ -103,12 +122,19 @@ impl DaemonReport {
             ("open_bytes", relay.open_bytes),
             ("open_transactions", relay.open_transactions),
         ];
+        // The copy waits beside the stream; it is named where the stream has nothing to say.
+        let reason = match (&relay.waiting_for, &relay.copy.waiting_for) {
+            (stream, copy) if stream.is_empty() && !copy.is_empty() => {
+                Some(format!("the copy waits: {copy}"))
+            }
+            (stream, _) => text(stream),
+        };
         Self {
             role: "relay".to_owned(),
             flow: flow.to_string(),
             state: state.to_owned(),
             ready: relay.state == RelayState::Streaming,
-            reason: text(&relay.waiting_for),
+            reason,
             waiting_seconds: relay
                 .waiting_since
                 .map(|since| since.elapsed().as_secs_f64()),
@@ -125,8 +151,10 @@ impl DaemonReport {
                 .map(|(name, value)| (name.to_owned(), value))
                 .into(),
             details: details
+                .into_iter()
+                .chain(reading_details(&relay.copy))
                 .map(|(name, value)| (name.to_owned(), value.to_string()))
-                .into(),
+                .collect(),
         }
     }
 

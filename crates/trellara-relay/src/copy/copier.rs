@@ -60,6 +60,7 @@ pub(crate) fn spawn(
         broker,
         flow: options.flow.clone(),
         max_bytes: options.copy.max_bytes,
+        silence: options.copy.silence,
         serving: serving.clone(),
         orders: orders.clone(),
         report: Report::new(&options.flow, status),

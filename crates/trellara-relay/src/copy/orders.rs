@@ -23,6 +23,11 @@ impl Heard {
     pub(super) fn is_fresh(&self) -> bool {
         self.at.elapsed() < FRESH
     }
+
+    /// Whether nothing was heard for so long.
+    pub(super) fn is_older(&self, than: Duration) -> bool {
+        self.at.elapsed() > than
+    }
 }
 
 /// Listens for ever.

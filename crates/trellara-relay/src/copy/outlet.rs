@@ -51,6 +51,7 @@ pub(super) struct Outlet {
     serving: watch::Receiver<Option<Serving>>,
     orders: watch::Receiver<Option<Heard>>,
     report: Report,
+    silence: Duration,
     /// The limits of the stream, as it was opened.
     facts: StreamFacts,
 }
@@ -61,6 +62,7 @@ pub(super) struct Fittings {
     pub(super) broker: Broker,
     pub(super) flow: FlowName,
     pub(super) max_bytes: u64,
+    pub(super) silence: Duration,
     pub(super) serving: watch::Receiver<Option<Serving>>,
     pub(super) orders: watch::Receiver<Option<Heard>>,
     pub(super) report: Report,
@@ -108,6 +110,7 @@ impl Fittings {
             serving: self.serving.clone(),
             orders: self.orders.clone(),
             report: self.report.clone(),
+            silence: self.silence,
             facts,
         })
     }
@@ -190,13 +193,16 @@ impl Outlet {
         Ok(())
     }
 
-    /// Whether the stream still ends where it has to. To be asked when nothing is on its way.
+    /// Whether the stream still ends where it has to. To be asked when nothing is on its way: then
+    /// whatever came behind our last frame is somebody else's.
     pub(super) async fn look(&mut self) -> Result<(), OutletError> {
-        match topology::facts(&self.broker, &self.flow.copy_stream()).await {
-            Ok(facts) if facts.last_sequence < self.window.stored() => Err(OutletError::Lost(
-                "the copy stream lost what was stored in it".to_owned(),
-            )),
-            Ok(_) => Ok(()),
+        let facts = topology::facts(&self.broker, &self.flow.copy_stream()).await;
+        match facts {
+            Ok(facts) => {
+                self.judge(facts.last_sequence).await?;
+                self.window.measured(facts.bytes, facts.max_bytes);
+                Ok(())
+            }
             Err(error) if error.is_missing() => Err(gone()),
             Err(error) => Err(unheard(error)),
         }
@@ -213,11 +219,13 @@ impl Outlet {
             } else if self.is_waiting() {
                 self.answer().await?;
             } else {
-                self.look().await?;
-                let facts = topology::facts(&self.broker, &self.flow.copy_stream()).await;
-                let facts = facts.map_err(unheard)?;
-                self.window.measured(facts.bytes, facts.max_bytes);
+                match self.look().await {
+                    // A broker that is away comes back, and the run goes on.
+                    Err(OutletError::Again(_)) => self.pause("the broker").await,
+                    looked => looked?,
+                }
                 if !self.window.has_room(bytes) {
+                    self.heard()?;
                     self.pause("room in the copy stream").await;
                 }
             }
@@ -298,6 +306,7 @@ impl Outlet {
             }
             self.window.measured(facts.bytes, facts.max_bytes);
             if !self.window.fits() {
+                self.heard()?;
                 self.pause("room in the copy stream").await;
                 continue;
             }
@@ -337,6 +346,20 @@ impl Outlet {
     async fn stored_at(&mut self, sequence: StreamSequence) -> Result<Option<Tail>, OutletError> {
         let stored = self.reader.get(sequence).await.map_err(unheard)?;
         Ok(stored.map(|stored| tail_of(&stored.payload)))
+    }
+
+    /// Somebody has to be there who makes room.
+    fn heard(&self) -> Result<(), OutletError> {
+        let order = self.orders.borrow();
+        if order
+            .as_ref()
+            .is_none_or(|heard| heard.is_older(self.silence))
+        {
+            return Err(OutletError::Again(
+                "the target has been silent for too long".to_owned(),
+            ));
+        }
+        Ok(())
     }
 
     /// Waits a little, or until the target has something to say: it may have made room.

@@ -27,13 +27,16 @@ impl Sizes {
         const HEAD: usize = 8 << 10;
         /// From here on an fsync per message costs nearly nothing.
         const CHUNK: usize = 512 << 10;
+        /// What all readers may collect, whatever their number.
+        const COLLECTED: usize = 64 << 20;
         let stream = stream.map_or(usize::MAX, |bytes| {
             usize::try_from(bytes).unwrap_or(usize::MAX)
         });
-        let share = stream / (4 * workers.max(1));
+        let workers = workers.max(1);
+        let share = stream / (4 * workers);
         Self {
             chunk_bytes: CHUNK.min(message.saturating_sub(HEAD)).min(share).max(1),
-            part_bytes: wanted_part.min(share).max(1),
+            part_bytes: wanted_part.min(share).min(COLLECTED / workers).max(1),
             row_bytes: stream / 4,
         }
     }
@@ -274,5 +277,11 @@ mod tests {
             (16 << 20, 56 << 10)
         );
         assert_eq!(Sizes::of(1 << 20, 1 << 20, None, 2).part_bytes, 1 << 20);
+        let many = Sizes::of(16 << 20, 1 << 20, Some(1 << 40), 32);
+        assert_eq!(
+            many.part_bytes,
+            2 << 20,
+            "memory is not a matter of workers"
+        );
     }
 }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
+use trellara_envelope::{CopyEvent, FrameDigest, Incarnation};
 use trellara_relay::CopyOptions;
 use trellara_source::publication::Partitions;
 
@@ -232,6 +234,44 @@ async fn a_lost_snapshot_voids_what_was_begun_and_nothing_else() {
     relay.stop().await;
 }
 
+/// Nobody loads and nobody orders: the source is let go of, and when the target is back it is told.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_target_that_stays_away_does_not_hold_the_source() {
+    let mut world = World::new(Wishes::default(), WIDE).await;
+    world.options.copy = CopyOptions {
+        silence: Duration::from_secs(1),
+        ..narrow()
+    };
+    let relay = world.start();
+    let target = Target::new(&world, &["wide"]);
+    relay
+        .until("waiting for room", |status| {
+            status.copy.waiting_for.contains("room")
+        })
+        .await;
+    drop(target);
+    relay
+        .until("given up", |status| {
+            status.copy.waiting_for.contains("silent") && status.copy.snapshot_since.is_none()
+        })
+        .await;
+    let holders = "SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%'";
+    while world.sql(holders) != "0" {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let mut target = Target::new(&world, &["wide"]);
+    target.trims = true;
+    target
+        .read_until("its failure", |target| target.failed("wide", 1).is_some())
+        .await;
+    target.order(|order| order.wanted = vec![wanted("wide", 2)]);
+    target
+        .read_until("the next copy", |target| target.is_ended("wide", 2))
+        .await;
+    assert_eq!(target.rows("wide", 2).len(), 20_000);
+    relay.stop().await;
+}
+
 /// A session that reads is ended: it reads its piece again, and nothing comes twice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reader_that_is_lost_reads_its_piece_again() {
@@ -317,6 +357,55 @@ async fn a_relay_that_dies_leaves_the_copy_to_the_next() {
     relay.stop().await;
 }
 
+/// A frame of a newer relay's copy stands in the stream: this one writes no more, says why, and
+/// lets go of the source.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r3_a_newer_writer_of_the_copy_ends_this_one() {
+    let mut world = World::new(Wishes::default(), WIDE).await;
+    world.options.copy = narrow();
+    let relay = world.start();
+    let mut target = Target::new(&world, &["wide"]);
+    relay
+        .until("waiting for room", |status| {
+            status.copy.waiting_for.contains("room")
+        })
+        .await;
+    let stream = world.options.flow.copy_stream();
+    let facts = trellara_jetstream::topology::facts(&world.broker, &stream).await;
+    let last = facts.expect("the stream").last_sequence;
+    target
+        .read_until("what is there", |target| {
+            target.frames.last().is_some_and(|(at, _)| *at == last)
+        })
+        .await;
+    let (_, mut frame) = target.frames.last().expect("a frame").clone();
+    let old = frame.header.writer;
+    frame.header.writer = Incarnation(old.0 + 100);
+    frame.header.ordinal = 0;
+    frame.header.previous = FrameDigest::default();
+    frame.event = CopyEvent::Failed {
+        reason: "it begins".to_owned(),
+        hint: String::new(),
+        lasting: false,
+    };
+    frame.payload = Bytes::new();
+    target.write(last, &frame).await;
+    relay
+        .until("fenced", |status| {
+            status.copy.waiting_for.contains("newer relay") && status.copy.tables == 0
+        })
+        .await;
+    let facts = trellara_jetstream::topology::facts(&world.broker, &stream).await;
+    let end = facts.expect("the stream").last_sequence;
+    assert_eq!(end.0, last.0 + 1, "nothing behind the newer one's");
+    let holders = "SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%'";
+    while world.sql(holders) != "0" {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    relay.streaming().await;
+    relay.stop().await;
+}
+
 /// What cannot be copied is said with its cure, and the others are copied.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_cannot_be_copied_fails_by_name_and_alone() {
@@ -394,7 +483,9 @@ async fn a_stream_that_is_deleted_voids_what_was_in_it() {
     let relay = world.start();
     let first = Target::new(&world, &["t"]);
     relay
-        .until("over", |status| status.copy.tables_over == 1)
+        .until("over and stored", |status| {
+            status.copy.tables_over == 1 && status.copy.snapshot_since.is_none()
+        })
         .await;
     let stream = world.options.flow.copy_stream();
     let deleted = trellara_jetstream::topology::delete(&world.broker, &stream).await;

@@ -11,6 +11,7 @@ use trellara_envelope::{
     LaneEpoch, StreamSequence,
 };
 use trellara_jetstream::consume::{Consumer, ConsumerOptions};
+use trellara_jetstream::publish::{Outcome, Outgoing, Publisher};
 use trellara_jetstream::{Broker, trim};
 
 use crate::world::{TARGET, World};
@@ -206,6 +207,22 @@ impl Target {
             }
         }
         self.frames.push((sequence, frame));
+    }
+
+    /// Writes into the copy stream, as another relay would.
+    pub(crate) async fn write(&self, last: StreamSequence, frame: &CopyFrame) {
+        let outgoing = Outgoing {
+            subject: self.subject.clone(),
+            payload: frame.encode(),
+            expected_last: last,
+            message_id: None,
+            headers: Vec::new(),
+        };
+        let outcome = Publisher::new(&self.broker, &self.stream)
+            .publish(outgoing)
+            .await;
+        let sequence = StreamSequence(last.0 + 1);
+        assert_eq!(outcome, Outcome::Stored { sequence });
     }
 
     /// The newest writer's copy of this table.
