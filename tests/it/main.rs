@@ -8,6 +8,7 @@
 //! - `faults`: each class of trouble on the target, for real, with its promised end.
 //! - `stall`: what does not move turns `/readyz` red and is named.
 //! - `connect`: connection strings, passwords and TLS, on every connection.
+//! - `cutover`: applications go on with the target; sequences, and tables that setup creates.
 //! - `durable`: what is acknowledged survives the target; `redelivery`: what comes twice.
 //! - `soak`: kills of everything under load, judged by the oracle.
 //! - `rollbacks`: rows that PostgreSQL sends, and of which it never says that they were undone.
@@ -28,6 +29,7 @@ mod backfill;
 mod bad_input;
 mod bare;
 mod connect;
+mod cutover;
 mod damage;
 mod dedup;
 mod desk;
