@@ -186,7 +186,8 @@ const RIGHTS_OF_SETUP: &[(&str, &[&str])] = &[
     ("state_version", &["SELECT"]),
     ("lane", &["SELECT", "INSERT", "UPDATE"]),
     ("applied", &["SELECT", "INSERT"]),
-    ("backfill", &["SELECT", "INSERT", "UPDATE"]),
+    // What an interrupted setup wrote goes.
+    ("backfill", &["SELECT", "INSERT", "UPDATE", "DELETE"]),
     ("backfill_definition", &["SELECT", "INSERT", "UPDATE"]),
 ];
 
