@@ -85,11 +85,31 @@ async fn look(
     let snapshot: Snapshot = row.try_get::<_, &str>(0)?.parse()?;
     let mut empty = BTreeSet::new();
     for table in tables {
-        if !has_rows(session, table).await? {
+        if !has_rows(session, table).await? && is_what_it_was(session, table).await? {
             empty.insert(table.clone());
         }
     }
     Ok((snapshot, empty))
+}
+
+/// Whether the files that hold a table's rows are those that the snapshot knows. Of a table that was
+/// rewritten or emptied since, an older snapshot sees no row at all (C49). Asked behind the look at
+/// the table, whose lock keeps it as it is until the end of the transaction.
+async fn is_what_it_was(
+    session: &Session,
+    table: &TableName,
+) -> Result<bool, tokio_postgres::Error> {
+    const SAME: &str = "\
+        WITH RECURSIVE tree (oid) AS ( \
+          SELECT $1::text::regclass::oid \
+          UNION ALL \
+          SELECT i.inhrelid FROM tree \
+            JOIN pg_catalog.pg_class c ON c.oid = tree.oid AND c.relkind = 'p' \
+            JOIN pg_catalog.pg_inherits i ON i.inhparent = tree.oid) \
+        SELECT coalesce(bool_and(c.relfilenode = coalesce(pg_catalog.pg_relation_filenode(c.oid), 0)), true) \
+          FROM tree JOIN pg_catalog.pg_class c ON c.oid = tree.oid AND c.relkind <> 'p'";
+    let name = table.to_string();
+    Ok(session.client.query_one(SAME, &[&name]).await?.get(0))
 }
 
 /// Whether a table holds a row of its own, or one of its partitions does.

@@ -1,3 +1,4 @@
 //! What is asked of a source, against real servers.
 
 mod definition;
+mod settled;
