@@ -4,7 +4,7 @@
 //! It lives as long as an attempt. Whatever passes by itself ends the attempt, which begins anew: a
 //! part is in or it is not, and the stream holds every part that is not.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -49,6 +49,8 @@ pub(super) struct Loader {
     pool: Pool,
     /// What has to be handed over before anything else is read.
     pending: Option<Pending>,
+    /// Parts that ended while others were waited for: what follows from them comes next.
+    put_off: VecDeque<Box<PartEnd>>,
     /// The session for the books.
     desk: Option<LoadSession>,
     changes: Arc<Notify>,
@@ -124,6 +126,7 @@ impl Loader {
             }),
             flow,
             pending: None,
+            put_off: VecDeque::new(),
             desk: None,
             changes,
             nudge,
@@ -155,6 +158,9 @@ impl Loader {
         let mut tick = tokio::time::interval(order::EVERY);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
+            while let Some(ended) = self.put_off.pop_front() {
+                self.ended(ended).await?;
+            }
             if !self.has_work() {
                 self.rest().await?;
             }
@@ -590,23 +596,34 @@ impl Loader {
         }
         while self.pool.works_on(Some(table)) {
             let ended = self.orders.alongside(self.pool.ended()).await?;
-            self.ended_in_vain(*ended)?;
+            if ended.key.table == *table {
+                self.ended_in_vain(*ended)?;
+            } else {
+                self.put_off(ended);
+            }
         }
         Ok(())
     }
 
-    /// Ends all parts under way.
+    /// Ends all parts under way, but for those of which everything was handed over.
     async fn give_up_parts(&mut self) -> Result<(), Trouble> {
         self.pool.drop_parts(None);
         self.pending = None;
         while self.pool.works_on(None) {
             let ended = self.orders.alongside(self.pool.ended()).await?;
-            self.ended_in_vain(*ended)?;
+            self.put_off(ended);
         }
         Ok(())
     }
 
-    /// A part ended while nothing is made of it: if it is in, it is in.
+    /// A part ended in the middle of something else. Its table may be complete with it, or cannot
+    /// be copied, and nothing else would ever say so. Until then the book has it on its way.
+    fn put_off(&mut self, mut ended: Box<PartEnd>) {
+        self.pool.take_back(ended.session.take());
+        self.put_off.push_back(ended);
+    }
+
+    /// A part of a copy that is void ended: if it is in, it is in.
     fn ended_in_vain(&mut self, ended: PartEnd) -> Result<(), Trouble> {
         self.pool.take_back(ended.session);
         match ended.outcome {

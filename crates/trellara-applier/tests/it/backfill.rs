@@ -486,3 +486,36 @@ async fn a_part_that_does_not_go_on_keeps_nobody_from_the_table() {
     assert_eq!(applier.status.snapshot().retries, 0);
     applier.stop().await;
 }
+
+/// The last part of one table ends while the loader waits for a part of another one, whose copy was
+/// replaced: nothing else would ever say that the first is complete.
+#[tokio::test]
+async fn a_part_that_ends_while_another_table_is_waited_for_completes_its_own() {
+    let mut copy = Copy::of(
+        Flow::new(18).await,
+        "CREATE TABLE u (id integer, v text); CREATE TABLE w (id integer, v text)",
+    )
+    .await;
+    copy.wants("u").await;
+    copy.wants("w").await;
+    copy.make_stream().await;
+    let applier = copy.flow.start();
+    copy.begin("w", &["id", "v"]).await;
+    copy.begin("u", &["id", "v"]).await;
+    copy.begun("w").await;
+    copy.begun("u").await;
+    let of_u = copy.lock("LOCK TABLE public.u IN SHARE MODE").await;
+    let of_w = copy.lock("LOCK TABLE public.w IN SHARE MODE").await;
+    copy.whole_part("u", 0, b"1\ta\n", 1).await;
+    copy.end("u", 1, 1).await;
+    copy.whole_part("w", 0, b"2\tb\n", 1).await;
+    copy.waiting_for("u").await;
+    copy.waiting_for("w").await;
+    copy.replaced("w").await;
+    of_u.batch_execute("ROLLBACK").await.unwrap();
+    copy.parts_in("u", 1).await;
+    of_w.batch_execute("ROLLBACK").await.unwrap();
+    copy.loaded("u").await;
+    assert_eq!(copy.values("u").await, "1=a");
+    applier.stop().await;
+}

@@ -281,6 +281,45 @@ impl Copy {
         row
     }
 
+    /// Waits until rows of the table may come.
+    pub(crate) async fn begun(&self, name: &str) {
+        self.until(name, |row| row.state == "copying").await;
+    }
+
+    /// Another copy of the table is wanted, and the loader has read that.
+    pub(crate) async fn replaced(&self, name: &str) {
+        let now = self.text("SELECT clock_timestamp()::text").await;
+        let sql = "UPDATE trellara.backfill SET state = 'wanted', generation = generation + 1, \
+                   writer = NULL, rows = 0, bytes = 0 WHERE flow = $1 AND table_name = $2";
+        let flow = self.flow.name.as_str();
+        let client = &self.flow.target.client;
+        client.execute(sql, &[&flow, &name]).await.unwrap();
+        self.notify().await;
+        let read = format!(
+            "SELECT EXISTS (SELECT FROM pg_stat_activity \
+              WHERE datname = current_database() AND state = 'idle' AND query_start > '{now}' \
+                AND query LIKE 'SELECT p.schema_name, p.table_name, p.part%')::text"
+        );
+        self.becomes_true(&read).await;
+    }
+
+    /// Waits until somebody waits for a lock of the table.
+    pub(crate) async fn waiting_for(&self, name: &str) {
+        let sql = format!(
+            "SELECT EXISTS (SELECT FROM pg_locks \
+              WHERE NOT granted AND relation = 'public.{name}'::regclass)::text"
+        );
+        self.becomes_true(&sql).await;
+    }
+
+    async fn becomes_true(&self, sql: &str) {
+        let began = Instant::now();
+        while self.text(sql).await != "true" {
+            assert!(began.elapsed() < PATIENCE, "never true: {sql}");
+            tokio::task::yield_now().await;
+        }
+    }
+
     /// Waits until so many parts of the table are in.
     pub(crate) async fn parts_in(&self, name: &str, parts: i64) {
         let sql = "SELECT count(*) FROM trellara.backfill_part WHERE table_name = $1";
