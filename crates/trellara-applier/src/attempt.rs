@@ -312,8 +312,9 @@ impl<'a> Attempt<'a> {
             self.look_at_pause().await?;
         }
         if notification.payload == backfill::LOOK {
-            self.backfill.nudge();
+            // The lane first: the loader begins nothing that the lane has not noticed.
             self.look_at_copies().await?;
+            self.backfill.nudge();
         }
         if let Some(request) = Request::parse(&notification.payload) {
             self.rewind(request).await?;

@@ -36,14 +36,16 @@ impl Attempt<'_> {
         }
         self.write_down().await?;
         self.writer.copies = copies;
-        // It may not have been the loader who changed them.
-        self.backfill.nudge();
         self.obey_copies().await
     }
 
     /// From here on what is known of the copies is obeyed.
     pub(super) async fn obey_copies(&mut self) -> Result<(), Trouble> {
-        self.notice_announced().await?;
+        self.notice_copies().await?;
+        if !self.writer.copies.is_empty() {
+            // It may not have been the loader who changed them, and it waits for our notice.
+            self.backfill.nudge();
+        }
         self.show_copying();
         if let Some(awaited) = self.awaited.take() {
             Box::pin(self.judge(awaited.opened, awaited.known)).await?;
@@ -52,18 +54,28 @@ impl Attempt<'_> {
         self.settle().await
     }
 
-    /// Says of tables that join the flow that nothing of them is applied from now on.
-    async fn notice_announced(&mut self) -> Result<(), Trouble> {
+    /// Says of tables that join the flow, or are copied anew, that nothing of them is applied from
+    /// now on. Everything that was judged otherwise is in.
+    async fn notice_copies(&mut self) -> Result<(), Trouble> {
         let copies = self.writer.copies.tables();
-        let announced: Vec<_> = copies
-            .filter(|copy| copy.state == CopyState::Announced)
+        let unnoticed: Vec<_> = copies
+            .filter(|copy| match copy.state {
+                // Whoever adds it waits for the word of the applier that has the lane now.
+                CopyState::Announced => true,
+                CopyState::Wanted | CopyState::Copying => !copy.may_begin(),
+                CopyState::Loaded
+                | CopyState::Done
+                | CopyState::Failed
+                | CopyState::Kept
+                | CopyState::Removed => false,
+            })
             .collect();
-        if announced.is_empty() {
+        if unnoticed.is_empty() {
             return Ok(());
         }
         let lane = (&self.options.flow, self.options.lane);
         let epoch = self.writer.held.epoch;
-        Ok(store::notice(self.target.client(), lane, epoch, &announced).await?)
+        Ok(store::notice(self.target.client(), lane, epoch, &unnoticed).await?)
     }
 
     /// Whether the lane stands still for a copy. A rewind goes on: it applies nothing.

@@ -81,7 +81,8 @@ impl Orders {
 /// What is not in yet, as much of it as one order takes; what the lane waits for comes first.
 fn wanted(tables: &[&TableCopy]) -> Vec<CopyWanted> {
     let open = |copy: &&&TableCopy| match copy.state {
-        CopyState::Wanted | CopyState::Copying => true,
+        CopyState::Wanted => copy.may_begin(),
+        CopyState::Copying => true,
         CopyState::Announced
         | CopyState::Loaded
         | CopyState::Done
@@ -118,7 +119,10 @@ mod tests {
             schema: "public".into(),
             name: name.into(),
         };
-        TableCopy::wanted(table, initial).in_state(state)
+        TableCopy {
+            noticed: true,
+            ..TableCopy::wanted(table, initial).in_state(state)
+        }
     }
 
     fn names(wanted: &[CopyWanted]) -> Vec<&str> {
@@ -146,6 +150,17 @@ mod tests {
         let rows: Vec<&TableCopy> = rows.iter().collect();
         assert_eq!(names(&wanted(&rows)), ["c", "b"], "what was begun first");
         assert_eq!(removed(&rows), [Oid(77)]);
+    }
+
+    #[test]
+    fn what_the_lane_has_not_noticed_is_ordered_only_while_it_stands_still() {
+        let unnoticed = |name, initial| TableCopy {
+            noticed: false,
+            ..copy(name, CopyState::Wanted, initial)
+        };
+        let rows = [unnoticed("a", false), unnoticed("b", true)];
+        let rows: Vec<&TableCopy> = rows.iter().collect();
+        assert_eq!(names(&wanted(&rows)), ["b"]);
     }
 
     #[test]

@@ -80,6 +80,8 @@ pub struct TableCopy {
     pub state: CopyState,
     /// Whether the lane stands still until it is in.
     pub initial: bool,
+    /// Whether the lane has said of this copy that it applies nothing of the table before it is in.
+    pub noticed: bool,
     /// Oid on the source.
     pub relation: Option<u32>,
     /// Who writes it.
@@ -110,6 +112,7 @@ impl TableCopy {
             generation: 1,
             state: CopyState::Wanted,
             initial,
+            noticed: false,
             relation: None,
             writer: None,
             columns: Vec::new(),
@@ -121,6 +124,16 @@ impl TableCopy {
             reason: None,
             hint: None,
         }
+    }
+
+    /// Whether its rows may be read on the source and the table be emptied.
+    ///
+    /// What the lane applied of the table before it noticed the copy is emptied with the rest, and
+    /// comes again only if it was committed before the rows are read. Any applier's word is enough:
+    /// the next one reads what is wanted before it applies. For a flow's first copy the lane stands
+    /// still from the beginning.
+    pub fn may_begin(&self) -> bool {
+        self.initial || self.noticed
     }
 
     /// The same in another state.
@@ -135,7 +148,8 @@ WITH noticed AS ( \
   UPDATE trellara.backfill AS b SET noticed_epoch = $3 \
     FROM unnest($4::text[], $5::text[], $6::integer[]) AS n (schema_name, table_name, generation) \
    WHERE b.flow = $1 AND b.schema_name = n.schema_name AND b.table_name = n.table_name \
-     AND b.generation = n.generation AND b.state = 'announced' \
+     AND b.generation = n.generation \
+     AND b.state IN ('announced', 'wanted', 'copying') \
      AND b.noticed_epoch IS DISTINCT FROM $3 \
      AND EXISTS (SELECT FROM trellara.lane AS l \
                   WHERE l.flow = $1 AND l.lane = $2 AND l.epoch = $3) \
@@ -150,22 +164,22 @@ WITH done AS ( \
   RETURNING 1) \
 SELECT c.tables, pg_notify($5, '')::text FROM (SELECT count(*) AS tables FROM done) AS c";
 
-/// The channel on which an applier says that it has noticed an announced table, or that tables have
+/// The channel on which an applier says that it has noticed a table that is not in, or that tables have
 /// converged.
 pub fn answer_channel(flow: &FlowName) -> String {
     format!("trellara_{flow}_backfill")
 }
 
-/// Says under our epoch that these announced tables are obeyed.
+/// Says under our epoch that these copies are obeyed: nothing of their tables is applied any more.
 pub(crate) async fn notice(
     client: &Client,
     (flow, lane): (&FlowName, Lane),
     epoch: LaneEpoch,
-    announced: &[&TableCopy],
+    copies: &[&TableCopy],
 ) -> Result<(), tokio_postgres::Error> {
-    let schemas: Vec<&str> = announced.iter().map(|copy| &*copy.table.schema).collect();
-    let names: Vec<&str> = announced.iter().map(|copy| &*copy.table.name).collect();
-    let generations: Vec<i32> = announced
+    let schemas: Vec<&str> = copies.iter().map(|copy| &*copy.table.schema).collect();
+    let names: Vec<&str> = copies.iter().map(|copy| &*copy.table.name).collect();
+    let generations: Vec<i32> = copies
         .iter()
         .map(|copy| copy.generation.cast_signed())
         .collect();
@@ -207,7 +221,8 @@ pub(crate) async fn converged(
 
 const READ: &str = "\
 SELECT schema_name, table_name, generation, state, initial, relation, writer, snapshot, \
-       converges_at::text, estimated_rows, estimated_bytes, parts, rows, bytes, reason, hint, columns \
+       converges_at::text, estimated_rows, estimated_bytes, parts, rows, bytes, reason, hint, columns, \
+       noticed_epoch IS NOT NULL \
   FROM trellara.backfill WHERE flow = $1 ORDER BY schema_name, table_name";
 
 /// All copies of a flow, by table.
@@ -235,6 +250,7 @@ fn copy(row: &Row) -> Result<TableCopy, tokio_postgres::Error> {
         generation: row.try_get::<_, i32>(2)?.cast_unsigned(),
         state,
         initial: row.try_get(4)?,
+        noticed: row.try_get(17)?,
         relation: row
             .try_get::<_, Option<i64>>(5)?
             .and_then(|oid| u32::try_from(oid).ok()),

@@ -29,7 +29,7 @@ CREATE TABLE IF NOT EXISTS trellara.backfill (
     -- Whether the lane stands still until it is in: of a flow's first copy, so that the target never
     -- shows some tables later than others. Otherwise the lane stops where the table is touched first.
     initial         boolean     NOT NULL,
-    -- Of an announced one: the epoch of the applier that applies nothing of the table any more.
+    -- Of one that is not in: the epoch of the applier that applies nothing of the table any more.
     noticed_epoch   bigint,
     -- What the source said when the copy began; empty tables are found by setup, which has no writer.
     relation        bigint,

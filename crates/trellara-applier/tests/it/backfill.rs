@@ -519,3 +519,30 @@ async fn a_part_that_ends_while_another_table_is_waited_for_completes_its_own() 
     assert_eq!(copy.values("u").await, "1=a");
     applier.stop().await;
 }
+
+/// What the lane has under way was judged without the copy: the table is neither read nor emptied
+/// before that is in and the lane has said so.
+#[tokio::test]
+async fn a_later_copy_begins_when_the_lane_has_noticed_it() {
+    let mut copy = Copy::of(Flow::new(18).await, "CREATE TABLE w (id integer, v text)").await;
+    copy.wants_later("w").await;
+    let applier = copy.flow.start();
+    copy.ordered(|order| !order.wanted.is_empty()).await;
+    copy.make_stream().await;
+    copy.begin("w", &["id", "v"]).await;
+    copy.begun("w").await;
+    let blocker = copy.lock("LOCK TABLE public.t IN SHARE MODE").await;
+    copy.flow.bundle(&[&[1]]).await;
+    copy.waiting_for("t").await;
+    let now = copy.now().await;
+    copy.wants_later("t").await;
+    copy.reread_since(&now).await;
+    copy.orders_from_now_on().await;
+    for _ in 0..2 {
+        let order = copy.ordered(|_| true).await;
+        assert_eq!(order.wanted.len(), 1, "{:?}", order.wanted);
+    }
+    blocker.batch_execute("ROLLBACK").await.unwrap();
+    copy.ordered(|order| order.wanted.len() == 2).await;
+    applier.stop().await;
+}

@@ -75,6 +75,21 @@ impl Copy {
         client.execute(sql, &[&flow, &name]).await.unwrap();
     }
 
+    /// Asks for a table beside a lane that goes on, and does not say so.
+    pub(crate) async fn wants_later(&self, name: &str) {
+        let sql = "INSERT INTO trellara.backfill (flow, schema_name, table_name, initial) \
+                   VALUES ($1, 'public', $2, false)";
+        let flow = self.flow.name.as_str();
+        let client = &self.flow.target.client;
+        client.execute(sql, &[&flow, &name]).await.unwrap();
+    }
+
+    /// Forgets the orders that came.
+    pub(crate) async fn orders_from_now_on(&mut self) {
+        let subject = self.flow.name.copy_order_subject();
+        self.orders = self.flow.broker.subscribe_core(&subject).await.unwrap();
+    }
+
     /// Says that somebody changed what is wanted.
     pub(crate) async fn notify(&self) {
         let channel = trellara_applier::channel(&self.flow.name);
@@ -288,13 +303,22 @@ impl Copy {
 
     /// Another copy of the table is wanted, and the loader has read that.
     pub(crate) async fn replaced(&self, name: &str) {
-        let now = self.text("SELECT clock_timestamp()::text").await;
+        let now = self.now().await;
         let sql = "UPDATE trellara.backfill SET state = 'wanted', generation = generation + 1, \
                    writer = NULL, rows = 0, bytes = 0 WHERE flow = $1 AND table_name = $2";
         let flow = self.flow.name.as_str();
         let client = &self.flow.target.client;
         client.execute(sql, &[&flow, &name]).await.unwrap();
         self.notify().await;
+        self.reread_since(&now).await;
+    }
+
+    pub(crate) async fn now(&self) -> String {
+        self.text("SELECT clock_timestamp()::text").await
+    }
+
+    /// Waits until the loader has read what is wanted, while something is copied.
+    pub(crate) async fn reread_since(&self, now: &str) {
         let read = format!(
             "SELECT EXISTS (SELECT FROM pg_stat_activity \
               WHERE datname = current_database() AND state = 'idle' AND query_start > '{now}' \

@@ -43,7 +43,7 @@ const AGAIN: &str = "\
 INSERT INTO trellara.backfill AS b (flow, schema_name, table_name, state, initial) \
 SELECT $1, t.s, t.n, 'wanted', false FROM unnest($2::text[], $3::text[]) AS t(s, n) \
 ON CONFLICT (flow, schema_name, table_name) DO UPDATE \
-   SET state = 'wanted', generation = b.generation + 1, \
+   SET state = 'wanted', generation = b.generation + 1, noticed_epoch = NULL, \
        initial = b.initial AND b.state IN ('wanted', 'copying', 'failed'), \
        reason = NULL, hint = NULL, writer = NULL, parts = NULL, rows = 0, bytes = 0, \
        asked_at = clock_timestamp(), started_at = NULL, loaded_at = NULL, \
