@@ -275,8 +275,16 @@ impl Came {
 fn taken(part: &Part, manifest: &PartManifest, rows: u64) -> Result<Taken, Outcome> {
     if rows != manifest.rows {
         let sent = manifest.rows;
-        let differs = format!("the target counts {rows} rows, and {sent} were sent");
-        return Err(Outcome::Differs(differs));
+        // What was sent came, byte for byte: another copy would end just so.
+        let number = part.key.part;
+        return Err(Outcome::Refused {
+            reason: format!("part {number}: the target counts {rows} rows, and {sent} were sent"),
+            hint: format!(
+                "take away what adds or drops rows of {table} in the target, a trigger that is \
+                 ENABLE ALWAYS or REPLICA or a rule, then run trellara table recopy {table}",
+                table = part.key.table
+            ),
+        });
     }
     Ok(Taken {
         part: part.key.part,
