@@ -9,6 +9,7 @@
 //! part: a part's rows and its row in the ledger of parts commit together, or neither does.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::sync::Notify;
 use tokio_postgres::{Client, GenericClient};
@@ -63,6 +64,8 @@ pub(crate) struct Backfill {
     /// The loader wrote down that a copy begins, is in, or is begun anew.
     changes: Arc<Notify>,
     nudge: Arc<Notify>,
+    /// Whether the lane stands in front of a transaction that waits for a copy.
+    awaited: Arc<AtomicBool>,
     loader: AbortOnDropHandle<Trouble>,
 }
 
@@ -81,6 +84,7 @@ impl Backfill {
         let rows = books.read(client).await?;
         let changes = Arc::new(Notify::new());
         let nudge = Arc::new(Notify::new());
+        let awaited = Arc::new(AtomicBool::new(false));
         let begun = Begun {
             options: options.clone(),
             held,
@@ -89,11 +93,13 @@ impl Backfill {
             system,
             changes: Arc::clone(&changes),
             nudge: Arc::clone(&nudge),
+            awaited: Arc::clone(&awaited),
         };
         let loader = Loader::new(broker, begun).run(rows);
         Ok(Self {
             changes,
             nudge,
+            awaited,
             loader: AbortOnDropHandle::new(tokio::spawn(loader)),
         })
     }
@@ -101,6 +107,13 @@ impl Backfill {
     /// Somebody changed `trellara.backfill`.
     pub(crate) fn nudge(&self) {
         self.nudge.notify_one();
+    }
+
+    /// Whether the lane stands in front of a transaction that waits for a copy: the orders say so.
+    pub(crate) fn awaited(&self, awaited: bool) {
+        if self.awaited.swap(awaited, Ordering::Relaxed) != awaited {
+            self.nudge();
+        }
     }
 
     /// Resolves when the loader has changed something about the copies. Cancel safe.

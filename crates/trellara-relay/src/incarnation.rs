@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tokio_util::sync::CancellationToken;
-use trellara_envelope::{Halt, HaltCode, Incarnation, PositionReport, StreamSequence};
+use trellara_envelope::{CopyOrder, Halt, HaltCode, Incarnation, PositionReport, StreamSequence};
 use trellara_jetstream::publish::{Outcome, Outgoing, Publisher};
 use trellara_jetstream::{Broker, CoreSubscription};
 use trellara_postgres::Fault;
@@ -140,7 +140,9 @@ pub(crate) async fn run(
         taken: MachineStatus::default(),
         commands,
     };
-    let end = incarnate.work(opened.reports, cancel).await;
+    let end = incarnate
+        .work((opened.reports, opened.orders), cancel)
+        .await;
     if let End::Again { .. } = end {
         incarnate.finish_purges().await;
     }
@@ -175,7 +177,11 @@ impl Schedule {
 
 impl Incarnate<'_> {
     /// The loop: one event at a time into the machine, its commands out.
-    async fn work(&mut self, mut reports: CoreSubscription, cancel: &CancellationToken) -> End {
+    async fn work(
+        &mut self,
+        (mut reports, mut orders): (CoreSubscription, CoreSubscription),
+        cancel: &CancellationToken,
+    ) -> End {
         let mut ticker = tokio::time::interval(TICK);
         ticker.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut stop_at: Option<tokio::time::Instant> = None;
@@ -204,6 +210,11 @@ impl Incarnate<'_> {
                 }
                 Some(_) = self.purges.next() => {}
                 _ = ticker.tick() => self.tick(),
+                Some(order) = orders.next() => {
+                    if let Ok(order) = CopyOrder::decode(&order.payload) {
+                        self.event(Event::CopyOrder(order));
+                    }
+                }
                 Some(report) = reports.next() => {
                     if let Ok(report) = PositionReport::decode(&report.payload) {
                         self.event(Event::Report(report));

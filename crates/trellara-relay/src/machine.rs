@@ -212,6 +212,10 @@ impl Machine {
             Event::Tail(answer) => return self.tail(now, answer, out),
             Event::Footing(answer) => return self.footing(now, answer, out),
             Event::Report(report) => self.report(now, report, out),
+            Event::CopyOrder(order) => {
+                self.positions.ordered(now, &order);
+                self.feedback_if_moved(now, out);
+            }
             Event::ReportChecked(report, fits) => self.report_checked(now, &report, fits, out),
             Event::Stream {
                 space,

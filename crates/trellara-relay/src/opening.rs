@@ -36,6 +36,7 @@ pub(crate) struct Opened {
     pub(crate) session: Arc<Session>,
     pub(crate) publisher: Publisher,
     pub(crate) reports: CoreSubscription,
+    pub(crate) orders: CoreSubscription,
     pub(crate) publication: PublicationFacts,
     pub(crate) start: Start,
     /// Of the stream, in bytes; `None` leaves it to the server.
@@ -83,6 +84,10 @@ pub(crate) async fn open(
         .subscribe_core(&options.flow.position_subject())
         .await
         .map_err(unheard)?;
+    let orders = broker
+        .subscribe_core(&options.flow.copy_order_subject())
+        .await
+        .map_err(unheard)?;
     let max_message = facts.stream.as_ref().and_then(|s| s.max_message_bytes);
     check_messages(broker, max_message, &stream_name)?;
     let incarnation = Incarnation(known.max(tail.incarnation).0 + 1);
@@ -107,6 +112,7 @@ pub(crate) async fn open(
         session,
         publisher,
         reports,
+        orders,
         publication,
         start,
         max_message,

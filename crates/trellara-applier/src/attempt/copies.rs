@@ -220,6 +220,7 @@ impl Attempt<'_> {
     }
 
     fn show_copying(&self) {
+        self.backfill.awaited(self.awaited.is_some());
         if self.broker_there {
             self.status.set_state(self.ordinary_state());
         }

@@ -6,6 +6,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
@@ -85,6 +86,8 @@ pub(super) struct Begun {
     /// Whom to tell when a copy begins, is in, or is begun anew.
     pub(super) changes: Arc<Notify>,
     pub(super) nudge: Arc<Notify>,
+    /// The lane stands in front of a transaction that waits for a copy.
+    pub(super) awaited: Arc<AtomicBool>,
 }
 
 enum Event {
@@ -105,6 +108,7 @@ impl Loader {
             system,
             changes,
             nudge,
+            awaited,
         } = begun;
         let flow = options.flow.clone();
         let books = Books {
@@ -115,7 +119,7 @@ impl Loader {
         let now = Instant::now();
         Self {
             book: Book::new(system),
-            orders: Orders::new(broker, &flow, &registration, held.epoch),
+            orders: Orders::new(broker, &flow, (&registration, held.epoch), awaited),
             intake: Intake::new(broker, &flow, &registration, options.stall_timeout),
             pool: Pool::new(options.backfill_workers),
             common: Arc::new(Common {
@@ -193,6 +197,7 @@ impl Loader {
     /// Whether anything is to be ordered, read or waited for.
     fn has_work(&self) -> bool {
         self.lingers
+            || self.orders.awaited()
             || self.intake.is_open()
             || self.book.copies().any(|copy| match copy.state {
                 CopyState::Wanted | CopyState::Copying | CopyState::Removed => true,

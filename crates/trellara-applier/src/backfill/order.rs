@@ -4,6 +4,8 @@
 //! The relay remembers nothing of copies beyond its own life, so an order says everything each time:
 //! what is not in yet, whether the lane waits for it, what room was given back.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -23,17 +25,25 @@ pub(super) struct Orders {
     flow: FlowName,
     target: String,
     epoch: LaneEpoch,
-    order: Bytes,
+    order: Option<CopyOrder>,
+    /// The lane stands in front of a transaction that waits for a copy.
+    awaited: Arc<AtomicBool>,
 }
 
 impl Orders {
-    pub(super) fn new(broker: &Broker, flow: &FlowName, target: &str, epoch: LaneEpoch) -> Self {
+    pub(super) fn new(
+        broker: &Broker,
+        flow: &FlowName,
+        (target, epoch): (&str, LaneEpoch),
+        awaited: Arc<AtomicBool>,
+    ) -> Self {
         Self {
             broker: broker.clone(),
             flow: flow.clone(),
             target: target.to_owned(),
             epoch,
-            order: Bytes::new(),
+            order: None,
+            awaited,
         }
     }
 
@@ -50,12 +60,23 @@ impl Orders {
             removed: removed(tables),
             mac: Vec::new(),
         };
-        self.order = Bytes::from(order.encode());
+        self.order = Some(order);
+    }
+
+    /// Whether the lane waits for whoever reads an order.
+    pub(super) fn awaited(&self) -> bool {
+        self.awaited.load(Ordering::Relaxed)
     }
 
     pub(super) async fn send(&self) {
         let subject = self.flow.copy_order_subject();
-        let sent = self.broker.publish_core(&subject, self.order.clone()).await;
+        let Some(mut order) = self.order.clone() else {
+            return;
+        };
+        // A commit on the source may wait for us, and the copy for the commit (C29).
+        order.holds_lane |= self.awaited();
+        let order = Bytes::from(order.encode());
+        let sent = self.broker.publish_core(&subject, order).await;
         if let Err(error) = sent {
             tracing::debug!(%error, "a copy order was not sent");
         }

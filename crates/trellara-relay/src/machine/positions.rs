@@ -1,9 +1,11 @@
 //! What may be confirmed to the source, and which reports of the target are believed (R1, R2).
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use trellara_envelope::{
-    FlowName, FrameDigest, FrameOrdinal, Lane, Lsn, PositionReport, SourceHistory,
+    CopyOrder, FlowName, FrameDigest, FrameOrdinal, Lane, LaneEpoch, Lsn, PositionReport,
+    SourceHistory,
 };
 use trellara_source::stream::Feedback;
 
@@ -12,6 +14,9 @@ use crate::Acknowledge;
 /// Frames remembered so that a report about them needs no reading; older ones are read from the
 /// stream. At 32 bytes each this is half a megabyte.
 const REMEMBERED_FRAMES: usize = 16_384;
+
+/// Orders come once a second; an older one says nothing about now.
+const ORDER_IS_FRESH: Duration = Duration::from_secs(10);
 
 /// Whether a report is believed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,6 +41,12 @@ pub(super) struct Positions {
     /// Nothing more may be confirmed before what the source sends again was compared (C02).
     withheld: bool,
     remembered: VecDeque<(FrameOrdinal, FrameDigest)>,
+    /// The highest epoch that an order of the registered target named.
+    epoch: LaneEpoch,
+    /// When the registered target said last that its lane waits for a copy. What is stored then
+    /// counts as applied (C29): a source that kept its WAL for as long as a copy lasts would fill
+    /// its disk, and a commit that waits for us would be waited for by the copy.
+    held_at: Option<Duration>,
 }
 
 impl Positions {
@@ -61,10 +72,33 @@ impl Positions {
             applied: Lsn::ZERO,
             withheld,
             remembered: VecDeque::new(),
+            epoch: LaneEpoch::default(),
+            held_at: None,
         }
     }
 
+    /// What the target says of its copy.
+    pub(super) fn ordered(&mut self, now: Duration, order: &CopyOrder) {
+        let registered = self.target.as_deref() == Some(order.target.as_str());
+        // Of two appliers of one target the one with the lower epoch is over.
+        if order.flow != self.flow || !registered || order.epoch < self.epoch {
+            return;
+        }
+        self.epoch = order.epoch;
+        self.held_at = order.holds_lane.then_some(now);
+        self.confirm();
+    }
+
+    /// An order that is not repeated holds for a moment only.
+    pub(super) fn forget_order(&mut self, now: Duration) {
+        let fresh = |at: &Duration| now.saturating_sub(*at) < ORDER_IS_FRESH;
+        self.held_at = self.held_at.filter(fresh);
+    }
+
     pub(super) fn set_target(&mut self, target: Option<String>) {
+        if self.target != target {
+            (self.epoch, self.held_at) = (LaneEpoch::default(), None);
+        }
         self.target = target;
     }
 
@@ -127,6 +161,7 @@ impl Positions {
     pub(super) fn confirm(&mut self) {
         let allowed = match self.acknowledge {
             Acknowledge::Published => self.published,
+            Acknowledge::Applied if self.held_at.is_some() => self.published,
             Acknowledge::Applied => self.applied.min(self.published),
         };
         if !self.withheld {

@@ -161,6 +161,7 @@ impl Machine {
     }
 
     pub(super) fn tick(&mut self, now: Duration, out: &mut Vec<Command>) {
+        self.positions.forget_order(now);
         self.retry_doubt(now, out);
         self.check_footing(now, out);
         self.frames.pump(now, out);

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use trellara_envelope::{
-    AbortedRange, AbortedSet, FlowName, FrameDigest, FrameOrdinal, Halt, Incarnation, Lsn, Marker,
-    PositionReport, SourceHistory, StreamSequence, Xid,
+    AbortedRange, AbortedSet, CopyOrder, FlowName, FrameDigest, FrameOrdinal, Halt, Incarnation,
+    Lsn, Marker, PositionReport, SourceHistory, StreamSequence, Xid,
 };
 use trellara_jetstream::publish::Outcome;
 use trellara_source::stream::Feedback;
@@ -87,6 +87,8 @@ pub enum Event<'a> {
     Footing(FootingAnswer),
     /// A position report came.
     Report(PositionReport),
+    /// The target said what of its copy is missing.
+    CopyOrder(CopyOrder),
     /// A report's frame was read from the stream; whether it is that frame.
     ReportChecked(PositionReport, bool),
     /// The stream's facts were read.

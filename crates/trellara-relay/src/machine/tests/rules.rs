@@ -2,16 +2,78 @@
 
 use std::time::Duration;
 
-use trellara_envelope::{Body, FrameKind, HaltCode, Incarnation, Lsn, StreamSequence};
+use trellara_envelope::{
+    Body, CopyOrder, FrameKind, HaltCode, Incarnation, LaneEpoch, Lsn, StreamSequence,
+};
 use trellara_jetstream::publish::Outcome;
 
 use super::hand::{Hand, START, one_commit, rows};
 use super::source::{Script, Step, Walsender, keepalive};
-use super::stream::{Stream, history, settings};
+use super::stream::{Stream, flow, history, settings};
 use crate::Acknowledge;
 use crate::machine::{
     Command, Event, FootingAnswer, LastTransaction, Machine, StreamSpace, TailAnswer,
 };
+
+fn order(holds_lane: bool) -> CopyOrder {
+    CopyOrder {
+        flow: flow(),
+        target: "target@1".to_owned(),
+        epoch: LaneEpoch(2),
+        holds_lane,
+        wanted: Vec::new(),
+        trimmed_to: 0,
+        removed: Vec::new(),
+        mac: Vec::new(),
+    }
+}
+
+/// While the lane waits for a copy, what is stored counts as applied; from nobody but the registered
+/// target, from no applier that is over, and not for longer than it says so.
+#[test]
+fn c29_what_is_stored_is_confirmed_while_the_lane_waits_for_a_copy() {
+    let mut hand = Hand::new(settings(Acknowledge::Applied));
+    let script = one_commit();
+    hand.send(&mut Walsender::new(&script, START));
+    let published = hand.machine.status().lsn_published;
+    assert!(published > START);
+    let confirmed = |hand: &Hand| hand.machine.status().lsn_confirmed;
+    for not_ours in [
+        order(false),
+        CopyOrder {
+            target: "other@2".to_owned(),
+            ..order(true)
+        },
+        CopyOrder {
+            flow: "other".parse().expect("a name"),
+            ..order(true)
+        },
+        CopyOrder {
+            epoch: LaneEpoch(1),
+            ..order(true)
+        },
+    ] {
+        hand.event(Event::CopyOrder(not_ours));
+        assert_eq!(confirmed(&hand), START);
+    }
+    hand.event(Event::CopyOrder(order(true)));
+    assert_eq!(confirmed(&hand), published);
+    assert_eq!(hand.flushes().last(), Some(&published), "told at once");
+}
+
+#[test]
+fn c29_an_order_holds_for_ten_seconds() {
+    for (seconds, holds) in [(9, true), (10, false)] {
+        let mut hand = Hand::new(settings(Acknowledge::Applied));
+        hand.event(Event::CopyOrder(order(true)));
+        hand.now += Duration::from_secs(seconds);
+        hand.event(Event::Tick);
+        let script = one_commit();
+        hand.send(&mut Walsender::new(&script, START));
+        let status = hand.machine.status();
+        assert_eq!(status.lsn_confirmed > START, holds, "{seconds} s");
+    }
+}
 
 /// The broker loses the tail and takes another frame in its place before the marker is stored.
 #[test]
