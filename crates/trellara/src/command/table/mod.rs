@@ -10,6 +10,7 @@ mod sequences;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use trellara_applier::backfill::LOOK;
 use trellara_applier::channel;
 use trellara_applier::quarantine::text::storable;
 use trellara_postgres::Session;
@@ -60,8 +61,6 @@ pub(crate) async fn execute(command: &Command, context: &Context) -> Result<Exit
     }
 }
 
-/// What the applier is told.
-const LOOK: &str = "backfill";
 /// Between two looks at something that somebody else has to do.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
