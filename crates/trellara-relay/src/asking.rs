@@ -1,6 +1,7 @@
 //! Questions to broker and source that the machine, or the clock, asks; each has a time limit and
 //! is answered by an event.
 
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use trellara_envelope::{
-    AbortedRange, AbortedSet, Frame, Halt, Marker, PositionReport, StreamSequence, Xid,
+    AbortedRange, AbortedSet, Frame, Halt, Marker, Oid, PositionReport, StreamSequence, Xid,
 };
 use trellara_jetstream::read::Reader;
 use trellara_jetstream::topology::StreamFacts;
@@ -52,6 +53,9 @@ pub(crate) enum Question {
     },
 }
 
+/// A target that has anything to say of a copy says it once a second.
+pub(crate) const ORDER_GRACE: Duration = Duration::from_secs(3);
+
 /// What is answered.
 pub(crate) enum Answer {
     Tail(TailAnswer),
@@ -60,7 +64,8 @@ pub(crate) enum Answer {
     /// `None` when nothing was answered.
     Stream(Option<StreamFacts>),
     Probed(ProbeAnswer),
-    Membership(Result<(), Failed>),
+    /// When it passed: whether members have left on an operator's word.
+    Membership(Result<bool, Failed>),
     /// `None` when nothing was answered.
     Synchronous(Option<bool>),
     Subtransactions(Result<AbortedSet, String>),
@@ -88,6 +93,12 @@ struct Shared {
     unheard: AtomicBool,
     marker: Marker,
     publication: PublicationFacts,
+    /// Tables that left on an operator's word, as the target says.
+    removed: Mutex<BTreeSet<Oid>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Asker {
@@ -109,8 +120,20 @@ impl Asker {
                 unheard: AtomicBool::new(false),
                 marker,
                 publication,
+                removed: Mutex::default(),
             }),
         }
+    }
+
+    /// The target says which tables left on an operator's word; whether one of them is a member
+    /// still, as far as is known here.
+    pub(crate) fn removed(&self, oids: &[Oid]) -> bool {
+        let shared = &self.shared;
+        let mut removed = lock(&shared.removed);
+        removed.clear();
+        removed.extend(oids);
+        let mut members = shared.publication.members.iter();
+        members.any(|member| removed.contains(&member.ids.relation))
     }
 
     /// Asks at once; the answer comes through the future.
@@ -185,14 +208,14 @@ impl Shared {
         }
     }
 
-    async fn membership(&self) -> Result<(), Failed> {
+    async fn membership(&self) -> Result<bool, Failed> {
         let check = async {
             let session = self.session().await?;
             facts::members(&session, &self.options.source, Some(&self.marker))
                 .await
                 .map_err(|fault| fault.message)
         };
-        let (publication, existing) = match tokio::time::timeout(TIMEOUT, check).await {
+        let (publication, mut existing) = match tokio::time::timeout(TIMEOUT, check).await {
             Ok(Ok(read)) => read,
             Ok(Err(reason)) => return Err(Failed::NoAnswer(reason)),
             Err(_) => {
@@ -209,7 +232,20 @@ impl Shared {
             members: self.publication.member_ids(),
             ..self.marker.clone()
         };
-        compare_members(&known, &publication, &existing).map_err(Failed::Halt)
+        let unexplained = |existing: &mut BTreeSet<Oid>| {
+            let removed = lock(&self.removed);
+            let before = existing.len();
+            existing.retain(|oid| !removed.contains(oid));
+            (existing.len() < before, !existing.is_empty())
+        };
+        let (mut left, unexplained_yet) = unexplained(&mut existing);
+        if unexplained_yet {
+            // The operator's word may still be on its way.
+            tokio::time::sleep(ORDER_GRACE).await;
+            left |= unexplained(&mut existing).0;
+        }
+        compare_members(&known, &publication, &existing).map_err(Failed::Halt)?;
+        Ok(left)
     }
 
     async fn synchronous(&self) -> Option<bool> {
@@ -268,6 +304,6 @@ impl Shared {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Arc<Session>> {
-        self.session.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.session)
     }
 }

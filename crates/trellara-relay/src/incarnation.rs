@@ -63,6 +63,8 @@ struct Incarnate<'a> {
     machine: Machine,
     number: Incarnation,
     serving: Serving,
+    /// The registered target.
+    target: Option<String>,
     stream: ReplicationStream,
     publisher: Publisher,
     publishes: FuturesUnordered<Pin<Box<dyn Future<Output = Published> + Send>>>,
@@ -103,6 +105,7 @@ pub(crate) async fn run(
     let began = Instant::now();
     let mut commands = Vec::new();
     let marker = opened.start.marker.clone();
+    let target = opened.start.target.clone();
     let serving = Serving {
         incarnation: number,
         source: opened.start.history.source(),
@@ -122,6 +125,7 @@ pub(crate) async fn run(
         machine,
         number,
         serving,
+        target,
         stream: opened.stream,
         publisher: opened.publisher,
         publishes: FuturesUnordered::new(),
@@ -212,6 +216,7 @@ impl Incarnate<'_> {
                 _ = ticker.tick() => self.tick(),
                 Some(order) = orders.next() => {
                     if let Ok(order) = CopyOrder::decode(&order.payload) {
+                        self.ordered(&order);
                         self.event(Event::CopyOrder(order));
                     }
                 }
@@ -272,6 +277,15 @@ impl Incarnate<'_> {
         }
     }
 
+    /// Tables that have left on purpose are looked for at once: one that comes back before that was
+    /// noticed could not be told from one that left behind our back.
+    fn ordered(&mut self, order: &CopyOrder) {
+        let ours = order.flow == self.options.flow && self.target.as_ref() == Some(&order.target);
+        if ours && self.asking.removed(&order.removed) {
+            self.schedule.membership_at = Duration::ZERO;
+        }
+    }
+
     fn ask(&mut self, question: Question) {
         let answer = self.asking.ask(question);
         self.questions.push(answer);
@@ -312,6 +326,7 @@ impl Incarnate<'_> {
                 self.schedule.asking_space = false;
                 if let Some(facts) = facts {
                     self.max_message = facts.max_message_bytes;
+                    self.target = facts.target().map(str::to_owned);
                     self.event(Event::Stream {
                         space: facts::space(&facts),
                         target: facts.target().map(str::to_owned),
@@ -323,7 +338,12 @@ impl Incarnate<'_> {
             Answer::Membership(result) => {
                 self.schedule.asking_source = false;
                 match result {
-                    Ok(()) => self.event(Event::MembershipPassed),
+                    Ok(false) => self.event(Event::MembershipPassed),
+                    Ok(true) => {
+                        let why = "tables have left on an operator's word: going on behind a marker \
+                                   that does not name them";
+                        return Some(self.again(why));
+                    }
                     Err(asking::Failed::Halt(halt)) => return Some(End::Halt(halt)),
                     Err(asking::Failed::NoAnswer(reason)) => {
                         // The data goes on, heartbeats stop until a check passes.

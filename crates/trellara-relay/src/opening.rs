@@ -1,11 +1,15 @@
 //! Beginning an incarnation: both servers are asked, the slot is taken, the table decides.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use trellara_envelope::{Halt, HaltCode, Incarnation, Lsn, Marker, SourceHistory};
+use trellara_envelope::{
+    CopyOrder, FlowName, Halt, HaltCode, Incarnation, Lsn, Marker, Oid, SourceHistory,
+};
 use trellara_jetstream::publish::Publisher;
 use trellara_jetstream::read::Reader;
+use trellara_jetstream::topology::StreamFacts;
 use trellara_jetstream::{Broker, BrokerError, BrokerErrorKind, CoreSubscription, Support};
 use trellara_postgres::{
     ConnectError, ConnectErrorKind, QueryError, ReplicationConnection, Session,
@@ -14,6 +18,7 @@ use trellara_source::publication::PublicationFacts;
 use trellara_source::stream;
 use trellara_source::stream::{ReplicationStream, Streaming};
 
+use crate::asking::ORDER_GRACE;
 use crate::facts::{self, BrokerFacts};
 use crate::incarnation::End;
 use crate::machine::{Settings, Start, StreamSpace};
@@ -63,7 +68,12 @@ pub(crate) async fn open(
     let facts = facts::of_broker(broker, &reader, &options.flow)
         .await
         .map_err(unheard)?;
-    ask_table(options, &session, &history, &facts).await?;
+    // Before the members are compared: who left on an operator's word is said in orders.
+    let mut orders = broker
+        .subscribe_core(&options.flow.copy_order_subject())
+        .await
+        .map_err(unheard)?;
+    ask_table(options, &session, &history, (&facts, &mut orders)).await?;
     status.update(|status| status.state = RelayState::Resuming);
     let start = stream::start(connection, source, streaming);
     let stream = answered(COMMAND_TIMEOUT, start).await?;
@@ -71,7 +81,8 @@ pub(crate) async fn open(
     let facts = facts::of_broker(broker, &reader, &options.flow)
         .await
         .map_err(unheard)?;
-    let (decision, publication) = ask_table(options, &session, &history, &facts).await?;
+    let (decision, publication) =
+        ask_table(options, &session, &history, (&facts, &mut orders)).await?;
     let Decision::GoOn(tail, confirmed) = decision else {
         return Err(again("the facts changed while they were read"));
     };
@@ -82,10 +93,6 @@ pub(crate) async fn open(
     };
     let reports = broker
         .subscribe_core(&options.flow.position_subject())
-        .await
-        .map_err(unheard)?;
-    let orders = broker
-        .subscribe_core(&options.flow.copy_order_subject())
         .await
         .map_err(unheard)?;
     let max_message = facts.stream.as_ref().and_then(|s| s.max_message_bytes);
@@ -124,10 +131,10 @@ async fn ask_table(
     options: &RelayOptions,
     session: &Session,
     history: &SourceHistory,
-    broker: &BrokerFacts,
+    (broker, orders): (&BrokerFacts, &mut CoreSubscription),
 ) -> Result<(Decision, PublicationFacts), End> {
     let read = facts::of_source(session, &options.source, history.clone(), broker);
-    let facts = match tokio::time::timeout(SOURCE_TIMEOUT, read).await {
+    let mut facts = match tokio::time::timeout(SOURCE_TIMEOUT, read).await {
         Ok(Ok(facts)) => facts,
         Ok(Err(fault)) => {
             let text = format!("the source: {} ({})", fault.message, fault.sqlstate);
@@ -135,6 +142,8 @@ async fn ask_table(
         }
         Err(_) => return Err(again("the source does not answer")),
     };
+    let target = broker.stream.as_ref().and_then(StreamFacts::target);
+    explain(&mut facts.existing, (&options.flow, target), orders).await;
     match decide(&facts) {
         Decision::Refuse(halt) => Err(halt.into()),
         Decision::NotASource => Err(again("the server is a standby; waiting for a primary")),
@@ -148,6 +157,27 @@ async fn ask_table(
             Some(publication) => Ok((Decision::GoOn(tail, confirmed), publication)),
             None => Err(again("the publication disappeared")),
         },
+    }
+}
+
+/// Takes out of the members that left those that did on an operator's word, as far as the registered
+/// target says so within a moment.
+async fn explain(
+    existing: &mut BTreeSet<Oid>,
+    (flow, target): (&FlowName, Option<&str>),
+    orders: &mut CoreSubscription,
+) {
+    let deadline = tokio::time::Instant::now() + ORDER_GRACE;
+    while !existing.is_empty() {
+        let Ok(Some(message)) = tokio::time::timeout_at(deadline, orders.next()).await else {
+            return;
+        };
+        if let Ok(order) = CopyOrder::decode(&message.payload)
+            && order.flow == *flow
+            && target == Some(order.target.as_str())
+        {
+            existing.retain(|oid| !order.removed.contains(oid));
+        }
     }
 }
 

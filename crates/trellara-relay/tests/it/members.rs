@@ -1,8 +1,9 @@
 //! The publication's members, however they became some (C06).
 
-use trellara_envelope::HaltCode;
+use trellara_envelope::{CopyOrder, HaltCode, Oid};
 
 use crate::cases::TABLE;
+use crate::copying::Target;
 use crate::world::{Wishes, World};
 
 const LEAVES: &str = "CREATE TABLE p (id int, v text) PARTITION BY LIST (id);
@@ -81,4 +82,44 @@ async fn c06_a_table_attached_to_a_published_one_has_not_left() {
     let world = published(&schema, root).await;
     world.sql("ALTER TABLE p ATTACH PARTITION p3 FOR VALUES IN (3)");
     run_once(&world).await;
+}
+
+/// What an operator took out is no loss; a marker without it is written at once, so that it may come
+/// back, and whoever begins later need not be told.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn c06_a_table_that_leaves_on_an_operators_word_and_comes_back_halts_nobody() {
+    let schema = format!("{TABLE}; CREATE TABLE u (id int PRIMARY KEY)");
+    let world = published(&schema, "FOR TABLE t, u").await;
+    let oid: u32 = world
+        .sql("SELECT 'u'::regclass::oid")
+        .trim()
+        .parse()
+        .expect("an oid");
+    let left = |order: &mut CopyOrder| order.removed = vec![Oid(oid)];
+
+    let target = Target::new(&world, &[]);
+    target.order(left);
+    let relay = world.start();
+    let before = relay.streaming().await.incarnation;
+    world.sql("ALTER PUBLICATION trellara_shop DROP TABLE u");
+    relay
+        .until("another incarnation", |status| status.incarnation > before)
+        .await;
+    relay.streaming().await;
+    relay.stop().await;
+
+    // It says so to one that begins as well.
+    world.sql("ALTER PUBLICATION trellara_shop ADD TABLE u");
+    target.order(|order| order.removed.clear());
+    run_once(&world).await;
+    world.sql("ALTER PUBLICATION trellara_shop DROP TABLE u");
+    target.order(left);
+    run_once(&world).await;
+    drop(target);
+    run_once(&world).await;
+
+    // Nobody said so of this one.
+    world.sql("ALTER PUBLICATION trellara_shop ADD TABLE u");
+    world.sql("ALTER PUBLICATION trellara_shop DROP TABLE t");
+    refused(&world).await;
 }
