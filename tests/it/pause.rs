@@ -78,10 +78,15 @@ async fn f116_a_pause_under_load_loses_nothing() -> Result<()> {
         );
         ensure!(rate("stream_full_in_seconds") > 0.0, "{said}");
 
+        let epoch = value(&flow.target_admin, "SELECT epoch FROM trellara.lane").await?;
         flow.applier.as_mut().context("applier")?.kill()?;
         flow.start_applier()?;
-        let stands = "SELECT p.stands_epoch = l.epoch FROM trellara.pause AS p, trellara.lane AS l";
-        until(&flow.target_admin, stands, "t", WITHIN).await?;
+        // Not the word of the one that was killed.
+        let stands = format!(
+            "SELECT p.stands_epoch = l.epoch AND l.epoch > {epoch} \
+               FROM trellara.pause AS p, trellara.lane AS l"
+        );
+        until(&flow.target_admin, &stands, "t", WITHIN).await?;
         // The source goes on meanwhile, by much.
         let far = value(&flow.source_admin, "SELECT count(*) FROM t").await?;
         let further = format!("SELECT count(*) > {far} + 200 FROM t");

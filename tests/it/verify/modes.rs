@@ -44,6 +44,36 @@ async fn an_interrupted_judge_leaves_no_slot_that_waits() -> Result<()> {
     equal(&flow).await.map(drop)
 }
 
+/// Half a table is no difference: while a copy is not in nothing is compared, and its name is said.
+#[tokio::test]
+async fn b91_nothing_is_compared_while_a_copy_is_not_in() -> Result<()> {
+    let flow = started(18, "copying", &[SCHEMA], "").await?;
+    run(
+        &flow.target_admin,
+        &[
+            "UPDATE trellara.backfill SET state = 'failed', reason = 'as if', initial = false \
+            WHERE table_name = 'kept'",
+        ],
+    )
+    .await?;
+    run(&flow.source_admin, &["INSERT INTO kept VALUES (1, 'a', 1)"]).await?;
+    for mode in ["exact", "rolling"] {
+        let (code, document, stderr) = verify(&flow, &["--mode", mode]).await?;
+        ensure!(code == 4, "{mode} ended with {code}: {stderr}");
+        let said = format!("{stderr} {}", document.unwrap_or_default());
+        ensure!(
+            said.contains("the copy of public.kept is not in (failed: as if)"),
+            "{mode}: {said}"
+        );
+    }
+    run(
+        &flow.target_admin,
+        &["UPDATE trellara.backfill SET state = 'done' WHERE table_name = 'kept'"],
+    )
+    .await?;
+    equal(&flow).await.map(drop)
+}
+
 /// A quick look finds other numbers of rows, says nothing of what it did not look at, and reads
 /// nothing while the target is behind.
 #[tokio::test]

@@ -3,7 +3,7 @@
 
 use trellara_applier::quarantine::request::{End, Task};
 use trellara_applier::{ApplierState, channel};
-use trellara_envelope::{Lsn, records};
+use trellara_envelope::{CopyOrder, Lsn, records};
 
 use crate::desk::{self, Kept};
 use crate::flow::{Flow, PATIENCE, Running};
@@ -212,6 +212,20 @@ async fn b133_a_later_copy_stops_the_lane_where_its_table_is_touched_first() {
     .await;
     flow.bundle_of(&[transaction(&[Change::U(5)])]).await;
     copying(&applier, "public.u").await;
+    // A source whose commits wait for us must not be waited for by the copy.
+    let subject = flow.name.copy_order_subject();
+    let mut orders = flow.broker.subscribe_core(&subject).await.unwrap();
+    let order = async {
+        loop {
+            let message = orders.next().await.expect("a connection");
+            let order = CopyOrder::decode(&message.payload).unwrap();
+            if order.holds_lane {
+                return order;
+            }
+        }
+    };
+    let order = tokio::time::timeout(PATIENCE, order).await.expect("a word");
+    assert_eq!(order.wanted[0].table.name, "u");
     flow.reported(|report| report.end_lsn == Lsn(0x120)).await;
     unmoved(&mut flow, 0x120).await;
     assert_eq!(both(&flow).await, ("1 2".into(), String::new()));

@@ -4,6 +4,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
+use trellara_applier::backfill::{CopyState, TableCopy, store};
 use trellara_postgres::Session;
 use trellara_verify::freeze::{FreezeError, FreezeOptions, Pair, Step, freeze};
 
@@ -99,8 +100,8 @@ pub(super) fn interrupted(signal: &str) -> Failure {
     Failure::new(Exit::NotCompared, format!("interrupted by {signal}"), "")
 }
 
-/// Resolves when a daemon says that it halted, or the flow is paused: the applier comes to no
-/// position then, and somebody has to say so to it first.
+/// Resolves when a daemon says that it halted, the flow is paused, or a copy is not in: the applier
+/// comes to no position then, or the target shows half a table, and something has to happen first.
 pub(super) async fn halt(config: &Config) -> Failure {
     let mut look = tokio::time::interval(LOOK);
     look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -113,6 +114,9 @@ pub(super) async fn halt(config: &Config) -> Failure {
                 paused.text(),
                 "`trellara resume` lets the target go on; then run verify again",
             );
+        }
+        if let Some(copying) = copying(config, target.as_ref()).await {
+            return copying;
         }
         if let Some(halt) = first_halt(&daemon_reports::reachable(config).await) {
             return halt;
@@ -133,6 +137,28 @@ async fn paused(config: &Config, target: &mut Option<Session>) -> Option<PausedF
         .await
         .ok()
         .flatten()
+}
+
+/// Why nothing can be compared while a copy is not in. Tables that are in and ahead of the others
+/// need no word: the position compared lies behind what their snapshots saw.
+async fn copying(config: &Config, target: Option<&Session>) -> Option<Failure> {
+    let rows = store::read(&target?.client, &config.flow).await.ok()?;
+    let missing: Vec<&TableCopy> = rows.iter().filter(|copy| !copy.state.is_in()).collect();
+    let first = missing.first()?;
+    let reason = first.reason.as_deref().unwrap_or_default();
+    let why = match (first.state, reason) {
+        (CopyState::Failed, reason) if !reason.is_empty() => format!("failed: {reason}"),
+        (state, _) => state.as_str().to_owned(),
+    };
+    let others = match missing.len() - 1 {
+        0 => String::new(),
+        others => format!(", and {others} more"),
+    };
+    Some(Failure::new(
+        Exit::NotCompared,
+        format!("the copy of {} is not in ({why}){others}", first.table),
+        "`trellara backfill` shows how far it is; run verify again when it is done",
+    ))
 }
 
 /// Tells each step that takes long, once.
