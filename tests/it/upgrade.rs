@@ -5,8 +5,9 @@ use anyhow::{Result, ensure};
 use crate::scenario::{WITHIN, run, started, value};
 
 const SCHEMA: &str = "CREATE TABLE t (id bigint PRIMARY KEY, v text)";
-/// What version 2 of the schema added goes, and the two tables of version 1 come back.
-const BACK: &str = "DROP TABLE trellara.audit, trellara.pause, trellara.request, trellara.skipped, \
+/// What versions 2 and 3 of the schema added goes, and the two tables of version 1 come back.
+const BACK: &str = "DROP TABLE trellara.backfill_definition, trellara.backfill_part, \
+         trellara.backfill, trellara.held_tie, trellara.audit, trellara.pause, trellara.request, trellara.skipped, \
          trellara.held_dependency, trellara.held_key, trellara.held_frame, trellara.held; \
      CREATE TABLE trellara.held (id bigint PRIMARY KEY, flow text NOT NULL, state text NOT NULL); \
      CREATE TABLE trellara.held_key (held_id bigint REFERENCES trellara.held (id)); \
@@ -32,7 +33,7 @@ async fn setup_brings_the_schema_of_a_flow_up_to_date_and_the_flow_goes_on() -> 
         ensure!(refused.stderr.contains("trellara setup"), "{refused:?}");
 
         let shown = flow.command(&["setup", "--dry-run"]).await?;
-        let what = "bring schema trellara in the target to version 2";
+        let what = "bring schema trellara in the target to version 3";
         ensure!(format!("{shown:?}").contains(what), "{shown:?}");
         flow.setup().await?;
         ensure!(value(&flow.target_admin, ledger).await? == before);
