@@ -11,8 +11,14 @@ use crate::exit::{Exit, Failure};
 
 /// Whether the flow was set up with this target before.
 pub(super) async fn knows_flow(config: &Config, session: &Session) -> bool {
-    if schema::identity(&session.client).await.is_err() {
-        return false;
+    match schema::identity(&session.client).await {
+        // An older schema has the same row of the flow; setup is about to bring it up to date.
+        Ok(_) | Err(schema::SchemaError::Older { .. }) => {}
+        Err(
+            schema::SchemaError::Missing
+            | schema::SchemaError::Newer { .. }
+            | schema::SchemaError::Server(_),
+        ) => return false,
     }
     let intent = lane::read_intent(&session.client, &config.flow, Lane(0)).await;
     matches!(intent, Ok(Some(intent)) if intent.state == FlowState::Ready)
