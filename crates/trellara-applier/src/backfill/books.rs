@@ -6,12 +6,12 @@ use std::collections::{HashMap, HashSet};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Error};
 use trellara_envelope::{
-    CopyBegin, CopyTable, FlowName, FrameDigest, Incarnation, Lane, LaneEpoch,
+    CopyBegin, CopyTable, FlowName, FrameDigest, Incarnation, Lane, LaneEpoch, SourceId,
 };
 use trellara_postgres::quote;
 
 use super::store::{self, CopyState, TableCopy};
-use crate::ledger::{lane as lane_number, pg};
+use crate::ledger::{lane as lane_number, pg, system, timeline};
 use crate::trouble::Trouble;
 
 /// Whose books they are.
@@ -83,13 +83,13 @@ impl Books {
         &self,
         client: &Client,
         copy: &CopyKey,
-        begin: &CopyBegin,
+        (source, begin): (SourceId, &CopyBegin),
     ) -> Result<bool, Error> {
         let relation = i64::from(begin.relation.0);
         let at = pg(begin.converges_at);
         let (rows, bytes) = (begin.estimated_rows, begin.estimated_bytes);
         let (rows, bytes) = (rows.cast_signed(), bytes.cast_signed());
-        let facts: [&(dyn ToSql + Sync); 7] = [
+        let facts: [&(dyn ToSql + Sync); 9] = [
             &copy.writer.0.cast_signed(),
             &relation,
             &begin.columns,
@@ -97,6 +97,8 @@ impl Books {
             &at,
             &rows,
             &bytes,
+            &system(source),
+            &timeline(source),
         ];
         let sql = include_str!("../sql/backfill_begin.sql");
         self.update(client, sql, (&copy.table, copy.generation), &facts)

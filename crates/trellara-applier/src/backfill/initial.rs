@@ -5,6 +5,7 @@ use tokio_postgres::types::PgLsn;
 use trellara_envelope::FlowName;
 
 use super::store::TableCopy;
+use crate::ledger;
 
 /// Nobody has applied anything yet: what an interrupted setup wrote goes.
 const FORGET: &str = "\
@@ -12,13 +13,17 @@ DELETE FROM trellara.backfill \
  WHERE flow = $1 AND NOT EXISTS (SELECT FROM trellara.applied WHERE flow = $1)";
 const INSERT: &str = "\
 INSERT INTO trellara.backfill (flow, schema_name, table_name, state, initial, relation, snapshot, \
-                               converges_at, parts, started_at, loaded_at) \
+                               converges_at, source_system, source_timeline, parts, started_at, \
+                               loaded_at) \
 SELECT $1, schema_name, table_name, state, true, relation, snapshot, converges_at::pg_lsn, \
+       source_system, source_timeline, \
        CASE WHEN snapshot IS NOT NULL THEN 0 END, \
        CASE WHEN snapshot IS NOT NULL THEN clock_timestamp() END, \
        CASE WHEN snapshot IS NOT NULL THEN clock_timestamp() END \
-  FROM unnest($2::text[], $3::text[], $4::text[], $5::bigint[], $6::text[], $7::pg_lsn[]) \
-    AS c (schema_name, table_name, state, relation, snapshot, converges_at) \
+  FROM unnest($2::text[], $3::text[], $4::text[], $5::bigint[], $6::text[], $7::pg_lsn[], \
+              $8::bigint[], $9::bigint[]) \
+    AS c (schema_name, table_name, state, relation, snapshot, converges_at, source_system, \
+          source_timeline) \
 ON CONFLICT DO NOTHING";
 /// Whether an applier has already found the flow ready to apply.
 const BEGUN: &str = "SELECT EXISTS (SELECT FROM trellara.applied WHERE flow = $1)";
@@ -59,6 +64,14 @@ pub async fn record_initial(
             .iter()
             .map(|copy| copy.converges_at.map(|at| PgLsn::from(at.0)))
             .collect();
+        let systems: Vec<Option<i64>> = tables
+            .iter()
+            .map(|copy| copy.source.map(ledger::system))
+            .collect();
+        let timelines: Vec<Option<i64>> = tables
+            .iter()
+            .map(|copy| copy.source.map(ledger::timeline))
+            .collect();
         transaction
             .execute(
                 INSERT,
@@ -70,6 +83,8 @@ pub async fn record_initial(
                     &relations,
                     &snapshots,
                     &positions,
+                    &systems,
+                    &timelines,
                 ],
             )
             .await?;

@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use bytes::Bytes;
 use trellara_envelope::{
-    CopyBegin, CopyEvent, CopyFrame, CopyHeader, CopyTable, FrameDigest, Incarnation,
+    CopyBegin, CopyEvent, CopyFrame, CopyHeader, CopyTable, FrameDigest, Incarnation, SourceId,
     StreamSequence, SystemId,
 };
 
@@ -36,7 +36,7 @@ pub(super) enum Step {
     /// It is of no copy that is wanted, or what it brings is in.
     Nothing,
     /// A copy begins: whatever the table holds is void. Then [`Book::begun`].
-    Begin(CopyTable, Box<CopyBegin>),
+    Begin(CopyTable, SourceId, Box<CopyBegin>),
     /// A piece of a part; number 0 is its first.
     Chunk(PartKey, u32, Bytes),
     /// A part is whole. When it is committed, [`Book::part_in`].
@@ -238,7 +238,7 @@ impl Book {
         }
         if let CopyEvent::Begin(begin) = event {
             return match self.may_begin(&header) {
-                true => Step::Begin(header.table, Box::new(begin)),
+                true => Step::Begin(header.table, header.source, Box::new(begin)),
                 false => Step::Nothing,
             };
         }
@@ -299,12 +299,17 @@ impl Book {
     }
 
     /// A copy was begun by that writer.
-    pub(super) fn begun(&mut self, table: &CopyTable, writer: Incarnation, begin: &CopyBegin) {
+    pub(super) fn begun(
+        &mut self,
+        (table, writer): (&CopyTable, Incarnation),
+        (source, begin): (SourceId, &CopyBegin),
+    ) {
         self.forget(table);
         if let Some(entry) = self.tables.get_mut(table) {
             entry.copy = TableCopy {
                 state: CopyState::Copying,
                 writer: Some(writer),
+                source: Some(source),
                 relation: Some(begin.relation.0),
                 columns: begin.columns.clone(),
                 snapshot: begin.snapshot.parse().ok(),
@@ -350,6 +355,9 @@ impl Book {
     /// The whole table is in, and that is written down.
     pub(super) fn loaded(&mut self, table: &CopyTable) {
         self.settle(table, CopyState::Loaded);
+        if let Some(entry) = self.tables.get_mut(table) {
+            entry.copy.in_vain = 0;
+        }
     }
 
     /// An operator is needed, for this reason.
@@ -367,6 +375,7 @@ impl Book {
         if let Some(entry) = self.tables.get_mut(table) {
             entry.copy.generation = generation;
             entry.copy.reason = Some(reason.to_owned());
+            entry.copy.in_vain += 1;
             entry.copy.loaded = (0, 0);
             entry.copy.writer = None;
         }

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 use trellara_envelope::{
-    CopyBegin, CopyFrame, CopyTable, FlowName, FrameDigest, Incarnation, StreamSequence, SystemId,
+    CopyBegin, CopyFrame, CopyTable, FlowName, FrameDigest, Incarnation, SourceId, StreamSequence,
+    SystemId,
 };
 use trellara_jetstream::Broker;
 use trellara_jetstream::consume::Delivery;
@@ -338,7 +339,9 @@ impl Loader {
     async fn act(&mut self, step: Step, writer: Incarnation) -> Result<(), Trouble> {
         match step {
             Step::Nothing => Ok(()),
-            Step::Begin(table, begin) => self.begin(&table, writer, &begin).await,
+            Step::Begin(table, source, begin) => {
+                self.begin((&table, writer), (source, &begin)).await
+            }
             Step::Chunk(key, number, bytes) => {
                 let piece = Piece::Chunk(bytes);
                 self.hand_over(key, number == 0, piece);
@@ -402,9 +405,8 @@ impl Loader {
     /// A copy begins: in one transaction it is written down, and what the table holds goes.
     async fn begin(
         &mut self,
-        table: &CopyTable,
-        writer: Incarnation,
-        begin: &CopyBegin,
+        (table, writer): (&CopyTable, Incarnation),
+        begin: (SourceId, &CopyBegin),
     ) -> Result<(), Trouble> {
         self.drain(table).await?;
         let Some(generation) = self.book.copy(table).map(|copy| copy.generation) else {
@@ -440,7 +442,7 @@ impl Loader {
         match emptied {
             Ok(true) => {
                 tracing::info!(flow = %self.flow, %table, generation, %writer, "a copy begins");
-                self.book.begun(table, writer, begin);
+                self.book.begun((table, writer), begin);
                 self.changed().await;
                 Ok(())
             }

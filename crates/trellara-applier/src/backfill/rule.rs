@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use trellara_envelope::{CopyTable, Lsn, Xid};
+use trellara_envelope::{CopyTable, Lsn, SourceId, TransactionIdentity};
 
 use super::store::{CopyState, TableCopy};
 
@@ -31,6 +31,8 @@ pub struct Copies {
     seen_to: Lsn,
     /// The lowest of those that are in and not passed.
     next: Option<Lsn>,
+    /// Some table left the flow before it was in.
+    abandoned: bool,
 }
 
 impl Copies {
@@ -46,6 +48,7 @@ impl Copies {
     fn take(&mut self, copy: TableCopy) {
         self.waits |= !copy.state.is_in();
         self.holds_lane |= copy.initial && !copy.state.is_in();
+        self.abandoned |= copy.abandoned.is_some();
         if let Some(at) = copy.converges_at {
             match copy.state {
                 CopyState::Loaded => {
@@ -53,13 +56,12 @@ impl Copies {
                     self.seen_to = self.seen_to.max(at);
                     self.next = Some(self.next.map_or(at, |next| next.min(at)));
                 }
-                CopyState::Done => self.seen_to = self.seen_to.max(at),
+                CopyState::Done | CopyState::Removed => self.seen_to = self.seen_to.max(at),
                 CopyState::Announced
                 | CopyState::Wanted
                 | CopyState::Copying
                 | CopyState::Failed
-                | CopyState::Kept
-                | CopyState::Removed => {}
+                | CopyState::Kept => {}
             }
         }
         self.tables.insert(copy.table.clone(), copy);
@@ -84,7 +86,7 @@ impl Copies {
     /// Whether the changes of a transaction that committed there have to be looked at, also of one
     /// that is applied late.
     pub fn concerns(&self, commit_lsn: Lsn) -> bool {
-        self.waits || commit_lsn < self.seen_to
+        self.waits || self.abandoned || commit_lsn < self.seen_to
     }
 
     /// Whether the lane stands still: a table of the flow's first copy is not in.
@@ -117,27 +119,30 @@ impl Copies {
         tables.any(|copy| copy.initial && !copy.state.is_in())
     }
 
-    /// What the change of a table means, in a transaction of this id that committed there.
+    /// What the change of a table means in a transaction.
     ///
-    /// Every transaction that a snapshot sees committed before [`TableCopy::converges_at`], so an id
-    /// that is used again years later is never mistaken.
-    pub fn bearing(&self, table: &CopyTable, xid: Xid, commit_lsn: Lsn) -> Bearing {
+    /// Every transaction that a snapshot sees committed before [`TableCopy::converges_at`], in the
+    /// snapshot's cluster and on its timeline or one before: so an id that is used again years
+    /// later, or behind a promotion that lost some, is never mistaken.
+    pub fn bearing(&self, table: &CopyTable, transaction: &TransactionIdentity) -> Bearing {
         let Some(copy) = self.tables.get(table) else {
             return Bearing::Apply;
         };
-        match copy.state {
-            CopyState::Announced | CopyState::Wanted | CopyState::Copying | CopyState::Failed => {
-                Bearing::Wait
+        match (copy.state, copy.abandoned) {
+            (
+                CopyState::Announced | CopyState::Wanted | CopyState::Copying | CopyState::Failed,
+                _,
+            ) => Bearing::Wait,
+            (CopyState::Removed, Some(abandoned)) if abandoned.covers(transaction.xid) => {
+                Bearing::LeaveOut
             }
-            CopyState::Kept | CopyState::Removed => Bearing::Apply,
-            CopyState::Loaded | CopyState::Done => match (&copy.snapshot, copy.converges_at) {
-                (Some(snapshot), Some(converges_at))
-                    if commit_lsn < converges_at && snapshot.sees(xid) =>
-                {
-                    Bearing::LeaveOut
+            (CopyState::Kept, _) | (CopyState::Removed, Some(_)) => Bearing::Apply,
+            (CopyState::Loaded | CopyState::Done | CopyState::Removed, _) => {
+                match saw(copy, transaction) {
+                    true => Bearing::LeaveOut,
+                    false => Bearing::Apply,
                 }
-                _ => Bearing::Apply,
-            },
+            }
         }
     }
 
@@ -155,13 +160,31 @@ impl Copies {
     }
 }
 
+/// Whether what a copy was read under saw a transaction.
+fn saw(copy: &TableCopy, transaction: &TransactionIdentity) -> bool {
+    let (Some(snapshot), Some(converges_at)) = (&copy.snapshot, copy.converges_at) else {
+        return false;
+    };
+    let there = |read: SourceId| {
+        let on = transaction.source;
+        on.system == read.system && on.timeline <= read.timeline
+    };
+    transaction.commit_lsn < converges_at
+        && copy.source.is_none_or(there)
+        && snapshot.sees(transaction.xid)
+}
+
 #[cfg(test)]
 mod tests {
+    use trellara_envelope::{CommitTime, SystemId, Timeline, Xid};
+
     use super::*;
+    use crate::backfill::store::Abandoned;
 
     fn copy(state: CopyState) -> TableCopy {
         TableCopy {
             initial: true,
+            source: Some(source(1, 3)),
             snapshot: Some("100:110:103,107".parse().expect("a snapshot")),
             converges_at: Some(Lsn(0x500)),
             ..TableCopy::wanted(table(), true)
@@ -176,8 +199,28 @@ mod tests {
         }
     }
 
+    fn source(system: u64, timeline: u32) -> SourceId {
+        SourceId {
+            system: SystemId(system),
+            timeline: Timeline(timeline),
+        }
+    }
+
+    fn transaction(source: SourceId, xid: u32, commit: u64) -> TransactionIdentity {
+        TransactionIdentity {
+            source,
+            commit_lsn: Lsn(commit),
+            xid: Xid(xid),
+            commit_time: CommitTime(0),
+        }
+    }
+
     fn bearing(state: CopyState, xid: u32, commit: u64) -> Bearing {
-        Copies::of([copy(state)]).bearing(&table(), Xid(xid), Lsn(commit))
+        of(copy(state), transaction(source(1, 3), xid, commit))
+    }
+
+    fn of(copy: TableCopy, transaction: TransactionIdentity) -> Bearing {
+        Copies::of([copy]).bearing(&table(), &transaction)
     }
 
     #[test]
@@ -212,9 +255,44 @@ mod tests {
             assert!(Copies::of([copy(state)]).holds_lane());
             assert!(Copies::of([copy(state)]).has_a_say(Lsn(0x900)));
         }
-        for state in [CopyState::Kept, CopyState::Removed] {
-            assert_eq!(bearing(state, 99, 0x400), Bearing::Apply);
-        }
+        assert_eq!(bearing(CopyState::Kept, 99, 0x400), Bearing::Apply);
+    }
+
+    #[test]
+    fn a_snapshot_saw_nothing_of_another_cluster_nor_of_a_later_timeline() {
+        let with = |source| of(copy(CopyState::Loaded), transaction(source, 99, 0x400));
+        assert_eq!(with(source(1, 3)), Bearing::LeaveOut);
+        assert_eq!(with(source(1, 2)), Bearing::LeaveOut, "it led there");
+        assert_eq!(with(source(1, 4)), Bearing::Apply, "the id was used again");
+        assert_eq!(with(source(2, 3)), Bearing::Apply);
+    }
+
+    #[test]
+    fn what_is_removed_before_it_was_in_is_left_out_until_the_removal() {
+        let removed = |below| TableCopy {
+            abandoned: Some(Abandoned { below }),
+            ..copy(CopyState::Removed)
+        };
+        let with = |below, xid| {
+            let copies = Copies::of([removed(below)]);
+            assert!(!copies.waits() && copies.concerns(Lsn(0x900)));
+            of(removed(below), transaction(source(1, 3), xid, 0x900))
+        };
+        assert_eq!(with(None, 300), Bearing::LeaveOut);
+        assert_eq!(with(Some(300), 299), Bearing::LeaveOut);
+        assert_eq!(with(Some(300), 300), Bearing::Apply);
+        let wrapped = Some((7 << 32) + 5);
+        assert_eq!(with(wrapped, 4), Bearing::LeaveOut);
+        assert_eq!(with(wrapped, u32::MAX), Bearing::LeaveOut);
+        assert_eq!(with(wrapped, 5), Bearing::Apply);
+    }
+
+    #[test]
+    fn what_is_removed_when_it_was_in_keeps_what_its_copy_brought() {
+        assert_eq!(bearing(CopyState::Removed, 99, 0x400), Bearing::LeaveOut);
+        assert_eq!(bearing(CopyState::Removed, 110, 0x400), Bearing::Apply);
+        assert!(Copies::of([copy(CopyState::Removed)]).concerns(Lsn(0x400)));
+        assert!(!Copies::of([copy(CopyState::Removed)]).concerns(Lsn(0x500)));
     }
 
     #[test]

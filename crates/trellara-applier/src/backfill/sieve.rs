@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use trellara_envelope::{CopyTable, Lsn, Oid, TransactionIdentity, Xid};
+use trellara_envelope::{CopyTable, Oid, TransactionIdentity};
 use trellara_pgoutput::{ChangeReader, Message, Relation, RelationMap};
 
 use super::rule::{Bearing, Copies};
@@ -12,8 +12,7 @@ use super::rule::{Bearing, Copies};
 #[derive(Debug)]
 pub(crate) struct Sieve {
     copies: Arc<Copies>,
-    xid: Xid,
-    commit_lsn: Lsn,
+    transaction: TransactionIdentity,
     /// By relation; one that is described anew may have another name.
     known: HashMap<Oid, (Arc<Relation>, Bearing)>,
 }
@@ -27,8 +26,7 @@ impl Sieve {
     pub(crate) fn of(copies: &Arc<Copies>, transaction: &TransactionIdentity) -> Option<Self> {
         copies.concerns(transaction.commit_lsn).then(|| Self {
             copies: Arc::clone(copies),
-            xid: transaction.xid,
-            commit_lsn: transaction.commit_lsn,
+            transaction: *transaction,
             known: HashMap::new(),
         })
     }
@@ -42,9 +40,7 @@ impl Sieve {
         let bearing = match self.known.get(&oid) {
             Some((of, bearing)) if Arc::ptr_eq(of, relation) => *bearing,
             Some(_) | None => {
-                let bearing = self
-                    .copies
-                    .bearing(&table(relation), self.xid, self.commit_lsn);
+                let bearing = self.copies.bearing(&table(relation), &self.transaction);
                 self.known.insert(oid, (Arc::clone(relation), bearing));
                 bearing
             }

@@ -1,7 +1,7 @@
 //! `trellara.backfill` as values.
 
 use tokio_postgres::{Client, GenericClient, Row};
-use trellara_envelope::{CopyTable, FlowName, Incarnation, Lane, LaneEpoch, Lsn};
+use trellara_envelope::{CopyTable, FlowName, Incarnation, Lane, LaneEpoch, Lsn, SourceId, Xid};
 use trellara_postgres::settle::Snapshot;
 
 use crate::ledger;
@@ -86,6 +86,8 @@ pub struct TableCopy {
     pub relation: Option<u32>,
     /// Who writes it.
     pub writer: Option<Incarnation>,
+    /// Cluster and timeline that it was read from; `None` until it begins.
+    pub source: Option<SourceId>,
     /// The columns that are copied, in the order of the rows' values; empty until it begins.
     pub columns: Vec<String>,
     /// What its rows were read under.
@@ -98,10 +100,34 @@ pub struct TableCopy {
     pub parts: Option<u32>,
     /// Rows and bytes that are in.
     pub loaded: (u64, u64),
+    /// How many copies since it was asked for came to nothing.
+    pub in_vain: u32,
+    /// It left the flow before it was in.
+    pub abandoned: Option<Abandoned>,
     /// Why it failed, or was begun anew last.
     pub reason: Option<String>,
     /// What may be done about it.
     pub hint: Option<String>,
+}
+
+/// A table that left the flow before it was in: what the stream still has of it is left out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Abandoned {
+    /// The first transaction id that the source gave out when the table was out of the publication;
+    /// `None` while nobody knows whether it is.
+    pub below: Option<u64>,
+}
+
+impl Abandoned {
+    /// Whether a transaction may have changed the table while it was published. By its 32-bit id,
+    /// understood within two thousand million of the limit, as the server does.
+    pub fn covers(&self, xid: Xid) -> bool {
+        self.below.is_none_or(|below| {
+            #[expect(clippy::cast_possible_truncation, reason = "ids wrap around by design")]
+            let behind = (below as u32).wrapping_sub(xid.0).cast_signed();
+            behind > 0
+        })
+    }
 }
 
 impl TableCopy {
@@ -115,12 +141,15 @@ impl TableCopy {
             noticed: false,
             relation: None,
             writer: None,
+            source: None,
             columns: Vec::new(),
             snapshot: None,
             converges_at: None,
             estimated: (0, 0),
             parts: None,
             loaded: (0, 0),
+            in_vain: 0,
+            abandoned: None,
             reason: None,
             hint: None,
         }
@@ -222,7 +251,8 @@ pub(crate) async fn converged(
 const READ: &str = "\
 SELECT schema_name, table_name, generation, state, initial, relation, writer, snapshot, \
        converges_at::text, estimated_rows, estimated_bytes, parts, rows, bytes, reason, hint, columns, \
-       noticed_epoch IS NOT NULL \
+       noticed_epoch IS NOT NULL, source_system, source_timeline, in_vain, abandoned, \
+       abandoned_below \
   FROM trellara.backfill WHERE flow = $1 ORDER BY schema_name, table_name";
 
 /// All copies of a flow, by table.
@@ -242,6 +272,11 @@ fn copy(row: &Row) -> Result<TableCopy, tokio_postgres::Error> {
     let text = |at: usize| row.try_get::<_, Option<String>>(at);
     // The table's own checks leave nothing else in these columns.
     let state = CopyState::parse(row.try_get(3)?).unwrap_or(CopyState::Failed);
+    let source = row
+        .try_get::<_, Option<i64>>(18)?
+        .zip(row.try_get::<_, Option<i64>>(19)?);
+    let below = row.try_get::<_, Option<i64>>(22)?.map(i64::cast_unsigned);
+    let abandoned: bool = row.try_get(21)?;
     Ok(TableCopy {
         table: CopyTable {
             schema: row.try_get(0)?,
@@ -257,11 +292,14 @@ fn copy(row: &Row) -> Result<TableCopy, tokio_postgres::Error> {
         writer: row
             .try_get::<_, Option<i64>>(6)?
             .map(|writer| Incarnation(writer.cast_unsigned())),
+        source: source.map(|(system, timeline)| ledger::source(system, timeline)),
         snapshot: text(7)?.and_then(|text| text.parse().ok()),
         converges_at: text(8)?.and_then(|text| text.parse().ok()),
         estimated: (number(9)?, number(10)?),
         parts: row.try_get::<_, Option<i32>>(11)?.map(i32::cast_unsigned),
         loaded: (number(12)?, number(13)?),
+        in_vain: row.try_get::<_, i32>(20)?.cast_unsigned(),
+        abandoned: abandoned.then_some(Abandoned { below }),
         reason: text(14)?,
         hint: text(15)?,
         columns: row

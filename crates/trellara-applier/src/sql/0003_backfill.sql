@@ -35,6 +35,10 @@ CREATE TABLE IF NOT EXISTS trellara.backfill (
     relation        bigint,
     columns         text[],
     writer          bigint,
+    -- Cluster and timeline that the snapshot was taken on: its ids mean nothing on others. The system
+    -- identifier is kept as in trellara.applied.
+    source_system   bigint,
+    source_timeline bigint,
     -- As pg_current_snapshot() printed it.
     snapshot        text,
     converges_at    pg_lsn,
@@ -45,6 +49,13 @@ CREATE TABLE IF NOT EXISTS trellara.backfill (
     -- Of the parts that are in.
     rows            bigint      NOT NULL DEFAULT 0 CHECK (rows >= 0),
     bytes           bigint      NOT NULL DEFAULT 0 CHECK (bytes >= 0),
+    -- How many copies since it was asked for came to nothing.
+    in_vain         integer     NOT NULL DEFAULT 0 CHECK (in_vain >= 0),
+    -- Of one that is removed: it was not in, so there is nothing whole that a change could be applied
+    -- to. That holds for transactions with an id below the limit, of which the source knew when the
+    -- table was out of the publication; for all while there is none.
+    abandoned       boolean     NOT NULL DEFAULT false,
+    abandoned_below bigint,
     -- Why it failed, or was begun anew last.
     reason          text,
     hint            text,
@@ -54,6 +65,8 @@ CREATE TABLE IF NOT EXISTS trellara.backfill (
     changed_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (flow, schema_name, table_name),
     CHECK (state NOT IN ('copying', 'loaded', 'done') OR (snapshot IS NOT NULL AND converges_at IS NOT NULL)),
+    CHECK ((source_system IS NULL) = (source_timeline IS NULL)),
+    CHECK (state = 'removed' OR NOT abandoned),
     CHECK (state <> 'failed' OR reason IS NOT NULL)
 );
 

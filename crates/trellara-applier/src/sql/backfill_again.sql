@@ -1,7 +1,7 @@
 -- What came of the copy is void: another one is asked for.
 UPDATE trellara.backfill AS b
    SET state = 'wanted', generation = b.generation + 1, reason = $7, hint = NULL,
-       writer = NULL, parts = NULL, rows = 0, bytes = 0,
+       in_vain = b.in_vain + 1, writer = NULL, parts = NULL, rows = 0, bytes = 0,
        changed_at = clock_timestamp()
   FROM trellara.lane AS l
  WHERE l.flow = $1 AND l.lane = $2 AND l.epoch = $3

@@ -3,7 +3,7 @@
 UPDATE trellara.backfill AS b
    SET state = 'copying', writer = $7, relation = $8, columns = $9, snapshot = $10,
        converges_at = $11, estimated_rows = $12, estimated_bytes = $13,
-       parts = NULL, rows = 0, bytes = 0,
+       source_system = $14, source_timeline = $15, parts = NULL, rows = 0, bytes = 0,
        started_at = clock_timestamp(), loaded_at = NULL, changed_at = clock_timestamp()
   FROM trellara.lane AS l
  WHERE l.flow = $1 AND l.lane = $2 AND l.epoch = $3

@@ -1,6 +1,6 @@
 -- Everything is in: as many parts as the source sent.
 UPDATE trellara.backfill AS b
-   SET state = 'loaded', reason = NULL, hint = NULL, parts = $8::integer,
+   SET state = 'loaded', reason = NULL, hint = NULL, in_vain = 0, parts = $8::integer,
        loaded_at = clock_timestamp(), changed_at = clock_timestamp()
   FROM trellara.lane AS l
  WHERE l.flow = $1 AND l.lane = $2 AND l.epoch = $3

@@ -354,3 +354,42 @@ async fn what_is_held_is_replayed_without_what_a_later_copy_brought() {
     flow.caught_up().await;
     applier.stop().await;
 }
+
+#[tokio::test]
+async fn what_left_the_flow_before_it_was_in_is_left_out_of_what_the_stream_still_has() {
+    let mut flow = two_tables(18).await;
+    copy(&flow, "t", "failed", None, true).await;
+    let applier = flow.start();
+    flow.bundle_of(&[
+        transaction(&[Change::T(1), Change::U(1)]),
+        transaction(&[Change::T(2), Change::Truncate(&[T]), Change::U(2)]),
+    ])
+    .await;
+    copying(&applier, "0 of 1 tables are in").await;
+    unmoved(&mut flow, 0x100).await;
+    let sql = "UPDATE trellara.backfill SET state = 'removed', initial = false, abandoned = true \
+                WHERE table_name = 't'";
+    flow.run(sql).await;
+    flow.run(&format!("NOTIFY {}, 'backfill'", channel(&flow.name)))
+        .await;
+    flow.caught_up().await;
+    assert_eq!(both(&flow).await, (String::new(), "1 2".into()));
+    // Transactions that begin from there on come from a publication that it was put back into.
+    let limit = format!("UPDATE trellara.backfill SET abandoned_below = {}", 0x140);
+    flow.run(&limit).await;
+    applier.stop().await;
+    let applier = flow.start();
+    flow.bundle_of(&[
+        transaction(&[Change::T(3), Change::U(3)]),
+        transaction(&[Change::T(4)]),
+    ])
+    .await;
+    flow.caught_up().await;
+    assert_eq!(both(&flow).await, ("4".into(), "1 2 3".into()));
+    let held = flow
+        .target
+        .client
+        .query_one("SELECT count(*) FROM trellara.held", &[]);
+    assert_eq!(held.await.unwrap().get::<_, i64>(0), 0);
+    applier.stop().await;
+}

@@ -31,7 +31,7 @@ pub(super) const SLOT_PATIENCE: Duration = Duration::from_secs(60);
 pub(super) struct Work<'a> {
     pub(super) config: &'a Config,
     pub(super) broker: &'a Broker,
-    found: Found,
+    pub(super) found: Found,
     pub(super) sessions: Sessions,
     registration: String,
     consistent_point: Option<Lsn>,

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use trellara_applier::backfill::{self, CopyState, TableCopy};
-use trellara_envelope::{CopyTable, Lsn};
+use trellara_envelope::{CopyTable, Lsn, SourceId};
 use trellara_postgres::settle::{SettleError, Snapshot};
 use trellara_postgres::{ReplicationConnection, Session, SnapshotAction};
 use trellara_source::publication::{self, Member, TableName};
@@ -48,7 +48,12 @@ fn plan(source_empty: bool, target_rows: bool, existing: Existing) -> Plan {
 }
 
 /// A table's row; the flow begins at `point`.
-fn row(member: &Member, plan: Plan, sight: (&Snapshot, Lsn), point: Lsn) -> TableCopy {
+fn row(
+    member: &Member,
+    plan: Plan,
+    (source, sight): (SourceId, (&Snapshot, Lsn)),
+    point: Lsn,
+) -> TableCopy {
     let table = CopyTable {
         schema: member.table.schema.clone(),
         name: member.table.name.clone(),
@@ -68,6 +73,7 @@ fn row(member: &Member, plan: Plan, sight: (&Snapshot, Lsn), point: Lsn) -> Tabl
                 false => CopyState::Loaded,
             };
             TableCopy {
+                source: Some(source),
                 snapshot: Some(snapshot.clone()),
                 converges_at: Some(converges_at),
                 ..row.in_state(state)
@@ -103,7 +109,8 @@ impl Work<'_> {
             if plan == Plan::Refuse {
                 refused.push(table.to_string());
             }
-            let seen = (&sight.snapshot, sight.converges_at);
+            let source = self.found.history.source_at(sight.converges_at);
+            let seen = (source, (&sight.snapshot, sight.converges_at));
             rows.push(row(member, plan, seen, point));
         }
         let client = &mut self.sessions.target.client;
@@ -221,7 +228,9 @@ mod tests {
             },
         };
         let snapshot: Snapshot = "5:5:".parse().expect("a snapshot");
-        let state = |plan, at| row(&member, plan, (&snapshot, Lsn(at)), Lsn(0x100)).state;
+        let source = "7412345678901234567.1".parse().expect("a source");
+        let seen = |at| (source, (&snapshot, Lsn(at)));
+        let state = |plan, at| row(&member, plan, seen(at), Lsn(0x100)).state;
         assert_eq!(state(Plan::Nothing, 0x100), CopyState::Done);
         assert_eq!(state(Plan::Nothing, 0x101), CopyState::Loaded);
         assert_eq!(state(Plan::Copy, 0x100), CopyState::Wanted);

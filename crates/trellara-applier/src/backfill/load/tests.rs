@@ -114,8 +114,8 @@ fn read(book: &mut Book, (at, digest, frame): (StreamSequence, FrameDigest, Copy
     let writer = frame.header.writer;
     assert_eq!(book.follow(&frame.header, digest), None);
     let step = book.step(at, frame);
-    if let Step::Begin(table, begin) = &step {
-        book.begun(table, writer, begin);
+    if let Step::Begin(table, source, begin) = &step {
+        book.begun((table, writer), (*source, begin));
     }
     step
 }

@@ -40,7 +40,8 @@ SELECT $1, t.s, t.n, 'announced', false FROM unnest($2::text[], $3::text[]) AS t
 ON CONFLICT (flow, schema_name, table_name) DO UPDATE \
    SET state = 'announced', initial = false, generation = b.generation + 1, noticed_epoch = NULL, \
        reason = NULL, hint = NULL, writer = NULL, parts = NULL, rows = 0, bytes = 0, \
-       asked_at = clock_timestamp(), started_at = NULL, loaded_at = NULL, \
+       snapshot = NULL, converges_at = NULL, in_vain = 0, abandoned = false, \
+       abandoned_below = NULL, asked_at = clock_timestamp(), started_at = NULL, loaded_at = NULL, \
        changed_at = clock_timestamp() \
  WHERE b.state <> 'announced'";
 

@@ -46,7 +46,7 @@ ON CONFLICT (flow, schema_name, table_name) DO UPDATE \
    SET state = 'wanted', generation = b.generation + 1, noticed_epoch = NULL, \
        initial = b.initial AND b.state IN ('wanted', 'copying', 'failed'), \
        reason = NULL, hint = NULL, writer = NULL, parts = NULL, rows = 0, bytes = 0, \
-       asked_at = clock_timestamp(), started_at = NULL, loaded_at = NULL, \
+       in_vain = 0, abandoned = false, abandoned_below = NULL, asked_at = clock_timestamp(), started_at = NULL, loaded_at = NULL, \
        changed_at = clock_timestamp() \
  WHERE b.state <> 'announced'";
 

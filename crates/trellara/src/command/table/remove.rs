@@ -29,15 +29,24 @@ pub(crate) struct Args {
     yes: bool,
 }
 
-/// The relay is told by the oid that the table left on purpose.
+/// The relay is told by the oid that the table left on purpose. Of one that is not in, nothing that
+/// the stream still has is applied: the target holds none of its rows, or some.
 const REMOVED: &str = "\
 INSERT INTO trellara.backfill AS b (flow, schema_name, table_name, state, initial, relation) \
 SELECT $1, t.s, t.n, 'removed', false, t.o \
   FROM unnest($2::text[], $3::text[], $4::bigint[]) AS t(s, n, o) \
 ON CONFLICT (flow, schema_name, table_name) DO UPDATE \
    SET state = 'removed', initial = false, relation = excluded.relation, \
+       abandoned = b.state IN ('announced', 'wanted', 'copying', 'failed'), \
        generation = b.generation + 1, changed_at = clock_timestamp() \
  WHERE b.state <> 'removed'";
+/// Transactions that begin from here on change a table that is not published.
+const LIMIT: &str = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint";
+const LEFT: &str = "\
+UPDATE trellara.backfill AS b SET abandoned_below = $4, changed_at = clock_timestamp() \
+  FROM unnest($2::text[], $3::text[]) AS t(s, n) \
+ WHERE b.flow = $1 AND b.schema_name = t.s AND b.table_name = t.n AND b.state = 'removed' \
+   AND b.abandoned AND b.abandoned_below IS NULL";
 
 pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Failure> {
     telemetry::start_logs(context, false, LogFormat::Text);
@@ -48,6 +57,14 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
     let members: Vec<_> = members
         .filter(|member| tables.contains(&member.table))
         .collect();
+    if members.is_empty() && left(&place, &tables).await? {
+        // A former run was interrupted.
+        place.record("table removed", &tables).await?;
+        context
+            .output
+            .note(format!("{table}: it is out of the flow"));
+        return Ok(Exit::Done);
+    }
     if members.is_empty() {
         let reason = format!("{table} is not in the flow");
         return Err(Failure::new(Exit::Unfit, reason, "`trellara table list`"));
@@ -85,9 +102,29 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
             false => failure,
         });
     }
+    left(&place, &tables).await?;
     place.record("table removed", &tables).await?;
     context
         .output
         .note(format!("{table}: it is out of the flow"));
     Ok(Exit::Done)
+}
+
+/// Of tables that are out of the publication: from where on nothing of them is left out any more.
+/// Whether that was to be said.
+async fn left(place: &Place, tables: &[TableName]) -> Result<bool, Failure> {
+    let limit: i64 = place.source.client.query_one(LIMIT, &[]).await?.get(0);
+    let (schemas, names): (Vec<&str>, Vec<&str>) = tables
+        .iter()
+        .map(|table| (table.schema.as_str(), table.name.as_str()))
+        .unzip();
+    let flow = place.config.flow.as_str();
+    let target = &place.target.client;
+    let said = target
+        .execute(LEFT, &[&flow, &schemas, &names, &limit])
+        .await?;
+    if said > 0 {
+        place.notify().await?;
+    }
+    Ok(said > 0)
 }
