@@ -84,11 +84,12 @@ soak-quarantine: servers ## a backlog with and without poisoned transactions, he
 	"$(TARGET)/release/heavy" "$(or $(MEGABYTES),512)" "$(or $(VERSION),18)"
 
 .PHONY: soak-handover
-soak-handover: servers ## first copies under sixteen writing sessions on each supported server, without and with kills of the daemons (REPEATS=50 SEED=random VERSIONS="15 16 17 18" KILLS=3)
+soak-handover: servers ## first copies under sixteen writing sessions on each supported server: without kills of the daemons, with some at random, with one behind every part (REPEATS=50 SEED=random VERSIONS="15 16 17 18" KILLS=20)
 	@cargo build $(LOCKED) --release -p trellara -p trellara-testkit --bins
 	for version in $(or $(VERSIONS),15 16 17 18); do
 	  "$(TARGET)/release/handover" "$(or $(REPEATS),50)" "$(or $(SEED),random)" "$$version" 0
-	  "$(TARGET)/release/handover" 10 "$(or $(SEED),random)" "$$version" "$(or $(KILLS),3)"
+	  "$(TARGET)/release/handover" 3 "$(or $(SEED),random)" "$$version" "$(or $(KILLS),20)"
+	  "$(TARGET)/release/handover" 9 "$(or $(SEED),random)" "$$version" boundaries
 	done
 
 .PHONY: rewind

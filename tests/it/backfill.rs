@@ -4,10 +4,12 @@
 //! - `resume`: what ends a copy half-way, each by its name, and how it goes on.
 //! - `cases`: cases from the field, each a test named after its number.
 //! - `tables`: of a flow that runs: added, copied anew, taken out.
+//! - `steps`: the same, while somebody dies behind each step.
 //! - `source_loss`: a slot's snapshot read too early loses rows of the source, and ours does not.
 
 mod cases;
 mod handover;
 mod resume;
 mod source_loss;
+mod steps;
 mod tables;

@@ -168,6 +168,19 @@ impl Flow {
         trellara_with(&self.config(), arguments, &environment).await
     }
 
+    /// Begins a command of the program and does not wait for its end, with further variables; what
+    /// it prints is its log, `{log}.log`.
+    pub fn begin(
+        &self,
+        arguments: &[&str],
+        log: &str,
+        variables: &[(&'static str, String)],
+    ) -> Result<Daemon> {
+        let log = self.folder.path().join(format!("{log}.log"));
+        let environment = [&self.environment, variables].concat();
+        Daemon::start_with(&self.config(), arguments, &log, &environment)
+    }
+
     /// The overrides that give one command more rights than the file's.
     pub fn as_administrator(&self) -> Vec<(&'static str, String)> {
         let (roles, places) = (&self.roles, &self.places);

@@ -53,7 +53,7 @@ async fn b56_snapshot_and_stream_are_everything_and_nothing_twice_on_18() -> Res
 async fn killed(version: u32, shape: Shape) -> Result<Handover> {
     let options = HandoverOptions {
         rows: 8000,
-        kills: Some(KillPlan {
+        kills: Some(KillPlan::Random {
             most: 4,
             apart: 600,
         }),
@@ -75,6 +75,38 @@ async fn b57_whatever_is_killed_during_the_copy_goes_on_on_15() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn b57_whatever_is_killed_during_the_copy_goes_on_on_18() -> Result<()> {
     killed(18, Shape::Leaf).await.map(drop)
+}
+
+/// Relay, applier and broker in turn die in front of the first part, behind every fourth and behind
+/// the last, while a third of the copy fits into its stream; `make soak-handover` has each of them die behind every one.
+async fn killed_behind_parts(version: u32, shape: Shape) -> Result<()> {
+    const BEFORE_AND_BEHIND: u32 = 2;
+    let options = HandoverOptions {
+        clients: 4,
+        rows: 12_000,
+        kills: Some(KillPlan::Boundaries {
+            victim: None,
+            every: 4,
+        }),
+        extra: "backfill: {max_bytes: 4MiB}".to_owned(),
+        ..options()
+    };
+    let mut ground = ground(version)?;
+    let done = handover(&mut ground, "behind", shape, &options).await?;
+    eprintln!("{done}");
+    let killed: u32 = done.kills.values().sum();
+    ensure!(killed > BEFORE_AND_BEHIND, "{done}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn b57_who_dies_behind_a_part_has_lost_none_on_15() -> Result<()> {
+    killed_behind_parts(15, Shape::Root).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn b57_who_dies_behind_a_part_has_lost_none_on_18() -> Result<()> {
+    killed_behind_parts(18, Shape::Given).await
 }
 
 /// The copy is several times what its stream holds, and so is what is written meanwhile; neither may

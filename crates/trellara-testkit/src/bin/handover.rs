@@ -1,5 +1,6 @@
-//! `handover [repeats] [seed] [postgres version] [kills of each copy]`: first copies under sixteen
-//! writing sessions, in turn of each shape; exit 1 at the first that does not end equal.
+//! `handover [repeats] [seed] [postgres version] [kills of each copy | boundaries]`: first copies
+//! under sixteen writing sessions, in turn of each shape; exit 1 at the first that does not end equal.
+//! With `boundaries`, relay, applier or broker, in turn, is killed behind every part of a copy.
 
 #![allow(clippy::print_stdout, reason = "a program's report")]
 
@@ -7,10 +8,46 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use trellara_testkit::handover::{HandoverOptions, KillPlan, SHAPES, Victim, ground, handover};
+use trellara_testkit::handover::{
+    HandoverOptions, KillPlan, SHAPES, VICTIMS, Victim, ground, handover,
+};
 
 /// Between two kills of a copy, at most.
 const KILLS_APART: u64 = 700;
+
+#[derive(Debug, Clone, Copy)]
+enum Killing {
+    Random(u32),
+    Boundaries,
+}
+
+/// At boundaries the tables are smaller: there are about as many parts as without, and somebody has
+/// to come back behind each of them.
+fn options(killing: Killing, turn: usize, seed: u64) -> HandoverOptions {
+    let (rows, kills) = match killing {
+        Killing::Random(0) => (20_000, None),
+        Killing::Random(most) => {
+            let apart = KILLS_APART;
+            (20_000, Some(KillPlan::Random { most, apart }))
+        }
+        Killing::Boundaries => {
+            // Another victim each time, and each with another shape every third time.
+            let victim = VICTIMS[(turn + turn / SHAPES.len()) % VICTIMS.len()];
+            let victim = Some(victim);
+            (4000, Some(KillPlan::Boundaries { victim, every: 1 }))
+        }
+    };
+    HandoverOptions {
+        clients: 16,
+        rows,
+        rate_per_client: 40,
+        seed,
+        kills,
+        burst: 0,
+        extra: "backfill: {max_bytes: 8MiB}".to_owned(),
+        patience: Duration::from_secs(120),
+    }
+}
 
 #[tokio::main]
 async fn main() -> Result<()> {
@@ -27,28 +64,20 @@ async fn main() -> Result<()> {
         text => text.parse().context("seed")?,
     };
     let version = argument(2, "18").parse().context("PostgreSQL version")?;
-    let most: u32 = argument(3, "0").parse().context("kills")?;
+    let killing = match argument(3, "0").as_str() {
+        "boundaries" => Killing::Boundaries,
+        most => Killing::Random(most.parse().context("kills")?),
+    };
     println!("{repeats} hand-overs on PostgreSQL {version}, seed {seed}");
     let mut ground = ground(version)?;
     let mut kills: BTreeMap<Victim, u32> = BTreeMap::new();
     let (mut transactions, mut begun_anew) = (0, 0);
     for number in 0..repeats {
-        let options = HandoverOptions {
-            clients: 16,
-            rows: 20_000,
-            rate_per_client: 40,
-            seed: seed.wrapping_add(number),
-            kills: (most > 0).then_some(KillPlan {
-                most,
-                apart: KILLS_APART,
-            }),
-            burst: 0,
-            extra: "backfill: {max_bytes: 8MiB}".to_owned(),
-            patience: Duration::from_secs(120),
-        };
-        let turn = usize::try_from(number)? % SHAPES.len();
+        let turn = usize::try_from(number)?;
+        let options = options(killing, turn, seed.wrapping_add(number));
         let name = format!("handover_{number}");
-        let done = handover(&mut ground, &name, SHAPES[turn], &options).await?;
+        let shape = SHAPES[turn % SHAPES.len()];
+        let done = handover(&mut ground, &name, shape, &options).await?;
         println!("{number}: {done}");
         transactions += done.totals.committed;
         begun_anew += done.copying.begun_anew;

@@ -4,6 +4,7 @@
 //! The judge shares nothing with the program: both databases are read table by table, and the
 //! source itself must have every row whose commit was answered.
 
+mod gate;
 mod kills;
 mod load;
 
@@ -18,6 +19,7 @@ use crate::copying::Copying;
 use crate::flow::Flow;
 use crate::ground::{Ground, GroundOptions};
 
+pub use self::gate::Gate;
 use self::kills::Kills;
 pub use self::kills::{KillPlan, VICTIMS, Victim, kill};
 pub use self::load::Totals;
@@ -197,10 +199,22 @@ async fn run(
     let writers = Writers::start(&flow.source_admin, &load(shape, options));
     let warm = WARM_UP * u64::from(options.clients);
     writers.commit(warm, within).await?;
-    flow.start().await?;
+    flow.setup().await?;
+    let gate = match options.kills {
+        Some(KillPlan::Boundaries { .. }) => Some(Gate::shut(&flow.target_admin).await?),
+        Some(KillPlan::Random { .. }) | None => None,
+    };
+    flow.start_relay()?;
+    flow.start_applier()?;
     let began = Instant::now();
     let burst = tokio::spawn(burst(flow.source_admin.clone(), options.burst));
-    let kills = copy_with_kills(ground, flow, options).await?;
+    let kills = match options.kills {
+        Some(plan) => {
+            let kills = Kills::new(options.seed);
+            kills.deal(plan, (ground, flow), gate, within).await?
+        }
+        None => BTreeMap::new(),
+    };
     let copying = flow.copied(within).await?;
     let copied = began.elapsed();
     burst.await??;
@@ -241,26 +255,6 @@ async fn burst(url: String, megabytes: u32) -> Result<()> {
         client.batch_execute(&insert).await?;
     }
     Ok(())
-}
-
-/// Kills as planned for as long as the copy is not in.
-async fn copy_with_kills(
-    ground: &mut Ground,
-    flow: &mut Flow,
-    options: &HandoverOptions,
-) -> Result<BTreeMap<Victim, u32>> {
-    let Some(plan) = options.kills else {
-        return Ok(BTreeMap::new());
-    };
-    let mut kills = Kills::new(plan, options.seed);
-    while let Some(pause) = kills.next() {
-        tokio::time::sleep(pause).await;
-        if flow.copying().await?.is_in() {
-            break;
-        }
-        kills.strike(ground, flow)?;
-    }
-    Ok(kills.made().clone())
 }
 
 /// Reading a snapshot too early loses rows on the source itself, where no comparison would see it.
