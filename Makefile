@@ -111,6 +111,11 @@ bench-verify: servers ## the judge beside MD5 sums, ordered SHA-256 and COPY, wi
 	@cargo build $(LOCKED) --release -p trellara-testkit --bins
 	"$(TARGET)/release/bench-verify" --rows "$(or $(ROWS),2000000)" $(BENCH)
 
+.PHONY: soak-narrow
+soak-narrow: servers ## a first copy of 2 GB through streams of 64 MiB, 128 MB written beside it (SEED=random)
+	@cargo build $(LOCKED) --release -p trellara -p trellara-testkit --bins
+	"$(TARGET)/release/handover" 1 "$(or $(SEED),random)" 18 narrow
+
 .PHONY: bench-backfill
 bench-backfill: servers ## a first copy beside psql's COPY OUT piped into COPY IN, with bars and verdicts (ROWS=10000000 BENCH="--workers 2 --output json")
 	@cargo build $(LOCKED) --release -p trellara -p trellara-testkit --bins

@@ -1,6 +1,7 @@
-//! `handover [repeats] [seed] [postgres version] [kills of each copy | boundaries]`: first copies
-//! under sixteen writing sessions, in turn of each shape; exit 1 at the first that does not end equal.
-//! With `boundaries`, relay, applier or broker, in turn, is killed behind every part of a copy.
+//! `handover [repeats] [seed] [postgres version] [kills of each copy | boundaries | narrow]`: first
+//! copies under sixteen writing sessions, in turn of each shape; exit 1 at the first that does not end
+//! equal. With `boundaries`, relay, applier or broker, in turn, is killed behind every part of a copy.
+//! With `narrow`, a copy of about 2 GB goes through streams of 64 MiB, 128 MB written beside it.
 
 #![allow(clippy::print_stdout, reason = "a program's report")]
 
@@ -19,12 +20,15 @@ const KILLS_APART: u64 = 700;
 enum Killing {
     Random(u32),
     Boundaries,
+    Narrow,
 }
 
 /// At boundaries the tables are smaller: there are about as many parts as without, and somebody has
 /// to come back behind each of them.
 fn options(killing: Killing, turn: usize, seed: u64) -> HandoverOptions {
     let (rows, kills) = match killing {
+        // A row of each table has about 900 bytes together.
+        Killing::Narrow => (2_400_000, None),
         Killing::Random(0) => (20_000, None),
         Killing::Random(most) => {
             let apart = KILLS_APART;
@@ -37,15 +41,21 @@ fn options(killing: Killing, turn: usize, seed: u64) -> HandoverOptions {
             (4000, Some(KillPlan::Boundaries { victim, every: 1 }))
         }
     };
+    let narrow = matches!(killing, Killing::Narrow);
+    let extra = match narrow {
+        true => "nats.max_bytes: 64MiB\nbackfill: {max_bytes: 64MiB}",
+        false => "backfill: {max_bytes: 8MiB}",
+    };
     HandoverOptions {
         clients: 16,
         rows,
         rate_per_client: 40,
         seed,
         kills,
-        burst: 0,
-        extra: "backfill: {max_bytes: 8MiB}".to_owned(),
-        patience: Duration::from_secs(120),
+        burst: if narrow { 128 } else { 0 },
+        extra: extra.to_owned(),
+        // Eight megabytes a second are the slowest that is called alive.
+        patience: Duration::from_secs(if narrow { 400 } else { 120 }),
     }
 }
 
@@ -66,6 +76,7 @@ async fn main() -> Result<()> {
     let version = argument(2, "18").parse().context("PostgreSQL version")?;
     let killing = match argument(3, "0").as_str() {
         "boundaries" => Killing::Boundaries,
+        "narrow" => Killing::Narrow,
         most => Killing::Random(most.parse().context("kills")?),
     };
     println!("{repeats} hand-overs on PostgreSQL {version}, seed {seed}");
