@@ -8,6 +8,7 @@
 
 pub mod copy;
 pub mod definition;
+mod durable;
 mod options;
 pub mod publication;
 pub mod settled;

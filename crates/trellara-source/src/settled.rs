@@ -2,16 +2,14 @@
 //! of the slot, and which tables hold nothing.
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use trellara_envelope::Lsn;
+use trellara_envelope::{Lsn, SourceId};
 use trellara_postgres::settle::{self, SettleError, Snapshot};
 use trellara_postgres::{Session, insert_position, quote};
 
+use crate::durable::{identity, until_flushed};
 use crate::publication::TableName;
-
-/// Between two looks at how far the log is on disk.
-const PAUSE: Duration = Duration::from_millis(5);
 
 /// What an ordinary snapshot of the source says of tables.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,6 +18,8 @@ pub struct Sight {
     pub snapshot: Snapshot,
     /// Whatever it sees committed before this position.
     pub converges_at: Lsn,
+    /// The cluster and timeline that the position is one of.
+    pub source: SourceId,
     /// Those that hold no row in it.
     pub empty: BTreeSet<TableName>,
 }
@@ -49,10 +49,12 @@ pub async fn settle_behind(
     settle::settle(session, &finished, limit).await
 }
 
-/// Looks which tables are empty, all under one snapshot.
+/// Looks which tables are empty, all under one snapshot, and waits until no crash of the source can
+/// take back what it sees.
 ///
 /// # Errors
-/// The server's: a right is missing, row-level security would hide rows, a table is gone.
+/// The server's: a right is missing, row-level security would hide rows, a table is gone; or its log
+/// does not get to its disk.
 pub async fn sight(session: &Session, tables: &[TableName]) -> Result<Sight, SettleError> {
     let client = &session.client;
     client
@@ -66,10 +68,12 @@ pub async fn sight(session: &Session, tables: &[TableName]) -> Result<Sight, Set
     // Asked when the snapshot is there: whatever it sees wrote its commit record before it left the
     // list of running transactions.
     let converges_at = insert_position(session).await?;
+    let source = identity(session).await?;
     until_flushed(session, converges_at).await?;
     Ok(Sight {
         snapshot,
         converges_at,
+        source,
         empty,
     })
 }
@@ -123,22 +127,4 @@ pub async fn has_rows(session: &Session, table: &TableName) -> Result<bool, toki
     let only = if partitioned { "" } else { "ONLY " };
     let any = format!("SELECT EXISTS (SELECT FROM {only}{table})");
     Ok(session.client.query_one(&any, &[]).await?.get(0))
-}
-
-/// A commit that did not wait for the disk is seen before it is safe there: a crash takes it back,
-/// and what was read of it would stay in the target. Such commits are on disk after three rounds of
-/// the WAL writer at the latest; other records need not be, for long.
-async fn until_flushed(session: &Session, position: Lsn) -> Result<(), tokio_postgres::Error> {
-    const ASK: &str = "SELECT pg_catalog.pg_current_wal_flush_lsn()::text, \
-        3 * extract(epoch FROM pg_catalog.current_setting('wal_writer_delay')::interval)::float8";
-    let began = Instant::now();
-    loop {
-        let row = session.client.query_one(ASK, &[]).await?;
-        let flushed: Option<Lsn> = row.try_get::<_, &str>(0)?.parse().ok();
-        let limit = Duration::from_secs_f64(row.try_get::<_, f64>(1)?.clamp(0.1, 60.0));
-        if flushed.is_some_and(|flushed| flushed >= position) || began.elapsed() > limit {
-            return Ok(());
-        }
-        tokio::time::sleep(PAUSE).await;
-    }
 }

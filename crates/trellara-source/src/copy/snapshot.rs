@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
-use trellara_envelope::Lsn;
-use trellara_postgres::settle::{ParseSnapshotError, Snapshot};
+use trellara_envelope::{Lsn, SourceId};
+use trellara_postgres::settle::{ParseSnapshotError, SettleError, Snapshot};
 use trellara_postgres::{ConnectError, Session, fault, insert_position};
 
 use crate::SourceOptions;
+use crate::durable::{identity, until_flushed, until_on_standbys};
 
 /// A session that nobody uses is asked this often, so that nothing between us and the server
 /// forgets the connection.
@@ -25,6 +26,7 @@ pub struct SharedSnapshot {
     id: String,
     seen: Snapshot,
     converges_at: Lsn,
+    source: SourceId,
     taken_at: Instant,
     ended: watch::Receiver<Option<String>>,
     keeper: AbortHandle,
@@ -42,10 +44,14 @@ pub enum TakeError {
     /// What it said was no snapshot.
     #[error(transparent)]
     Malformed(#[from] ParseSnapshotError),
+    /// What it sees could still be taken back.
+    #[error(transparent)]
+    Unsettled(#[from] SettleError),
 }
 
 impl SharedSnapshot {
-    /// Takes one now.
+    /// Takes one now, and waits until neither a crash of the source nor a failover to a standby that
+    /// its slot waits for can take back what it sees.
     ///
     /// # Errors
     /// The server's; nothing is left behind.
@@ -64,9 +70,13 @@ impl SharedSnapshot {
             .await?;
         let seen: Snapshot = row.try_get::<_, &str>(0)?.parse()?;
         let id: String = row.try_get(1)?;
+        let beside = source.session().await?;
         // Asked when the snapshot is there: whatever it sees has left the list of running
         // transactions, and wrote its commit record before that.
-        let converges_at = insert_position(&session).await?;
+        let converges_at = insert_position(&beside).await?;
+        let history = identity(&beside).await?;
+        until_flushed(&beside, converges_at).await?;
+        until_on_standbys(&beside, &source.slot, converges_at).await?;
         let session = Arc::new(session);
         let (say, ended) = watch::channel(None);
         let keeper = tokio::spawn(keep(session.clone(), say)).abort_handle();
@@ -75,6 +85,7 @@ impl SharedSnapshot {
             id,
             seen,
             converges_at,
+            source: history,
             taken_at: Instant::now(),
             ended,
             keeper,
@@ -89,6 +100,11 @@ impl SharedSnapshot {
     /// Every transaction that it sees committed before this position.
     pub fn converges_at(&self) -> Lsn {
         self.converges_at
+    }
+
+    /// The cluster and timeline that the position is one of.
+    pub fn source(&self) -> SourceId {
+        self.source
     }
 
     /// When it was taken; the source keeps all rows that died since.

@@ -1,4 +1,5 @@
 //! What is asked of a source, against real servers.
 
 mod definition;
+mod durable;
 mod settled;

@@ -109,8 +109,7 @@ impl Work<'_> {
             if plan == Plan::Refuse {
                 refused.push(table.to_string());
             }
-            let source = self.found.history.source_at(sight.converges_at);
-            let seen = (source, (&sight.snapshot, sight.converges_at));
+            let seen = (sight.source, (&sight.snapshot, sight.converges_at));
             rows.push(row(member, plan, seen, point));
         }
         let client = &mut self.sessions.target.client;
