@@ -18,6 +18,7 @@ mod outlet;
 mod parts;
 mod reading;
 mod report;
+mod run;
 mod window;
 
 use std::time::{Duration, Instant};

@@ -25,9 +25,22 @@ impl Book {
 
     /// What of an order was begun and, so the target says, is not in.
     pub(super) fn not_in(&self, order: &CopyOrder) -> Vec<CopyWanted> {
-        let begun =
-            |wanted: &&CopyWanted| self.begun.get(&wanted.table) == Some(&wanted.generation);
-        order.wanted.iter().filter(begun).cloned().collect()
+        let begun = order.wanted.iter().filter(|wanted| self.has(wanted));
+        begun.cloned().collect()
+    }
+
+    /// Everything that was begun.
+    pub(super) fn all(&self) -> Vec<CopyWanted> {
+        let all = self.begun.iter().map(|(table, generation)| CopyWanted {
+            table: table.clone(),
+            generation: *generation,
+        });
+        all.collect()
+    }
+
+    /// Whether this was begun, and nothing that replaces it.
+    pub(super) fn has(&self, wanted: &CopyWanted) -> bool {
+        self.begun.get(&wanted.table) == Some(&wanted.generation)
     }
 
     pub(super) fn begin(&mut self, wanted: &CopyWanted) {

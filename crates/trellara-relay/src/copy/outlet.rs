@@ -10,7 +10,7 @@ use futures_util::stream::FuturesOrdered;
 use futures_util::{FutureExt, StreamExt};
 use tokio::sync::watch;
 use trellara_envelope::{
-    CopyEvent, CopyFrame, CopyWanted, FlowName, FrameDigest, Incarnation, StreamSequence,
+    CopyEvent, CopyFrame, CopyWanted, FlowName, FrameDigest, Incarnation, SourceId, StreamSequence,
 };
 use trellara_jetstream::publish::{Outcome, Outgoing, Publisher};
 use trellara_jetstream::read::Reader;
@@ -34,7 +34,11 @@ pub(super) enum OutletError {
     Fenced(Incarnation),
     /// Frames that were stored are gone.
     Lost(String),
-    /// The broker refuses, or no incarnation of ours holds the slot.
+    /// Another relay wrote while an earlier incarnation of ours had lost the slot.
+    Foreign(String),
+    /// Frames of these copies will never be stored, and were taken back.
+    TakenBack { of: Vec<CopyWanted>, reason: String },
+    /// The broker refuses, or no incarnation of ours holds the slot. What is on its way is kept.
     Again(String),
 }
 
@@ -69,8 +73,8 @@ pub(super) struct Fittings {
 }
 
 impl Fittings {
-    /// Makes the stream, unless it is there, and goes to its end. `before` is the window of an
-    /// outlet of this process, whose chain goes on; when frames were lost, at whatever end there is.
+    /// Makes the stream, unless it is there. `before` is the window of an outlet of this process,
+    /// whose chain goes on. Then [`Outlet::join`].
     pub(super) async fn open(
         &self,
         serving: Serving,
@@ -79,31 +83,14 @@ impl Fittings {
     ) -> Result<Outlet, OutletError> {
         let facts = self.stream(target).await?;
         let stream = self.flow.copy_stream();
-        let reader = Reader::new(&self.broker, &stream);
-        let last = facts.last_sequence;
-        let (own, stored) = match before.as_ref() {
-            Some(window) => (window.writer(), Some(window.stored())),
-            None => (serving.incarnation, None),
-        };
-        if stored.is_none_or(|stored| last > stored) {
-            let tail = reader.get(last).await.map_err(unheard)?;
-            let writer = tail.and_then(|stored| tail_of(&stored.payload).writer);
-            // Our own number on a chain that we do not know is another's as well.
-            let newer =
-                |writer: &Incarnation| *writer > own || (*writer == own && stored.is_none());
-            if let Some(writer) = writer.filter(newer) {
-                *before = None;
-                return Err(OutletError::Fenced(writer));
-            }
-        }
         let new = || Window::new(self.flow.clone(), serving.source, serving.incarnation);
-        let mut window = before.take().unwrap_or_else(new);
-        window.stand_at(last);
+        let begun = before.take().filter(|window| !window.is_untouched());
+        let mut window = begun.unwrap_or_else(new);
         window.measured(facts.bytes, facts.max_bytes);
         Ok(Outlet {
             broker: self.broker.clone(),
             flow: self.flow.clone(),
-            reader,
+            reader: Reader::new(&self.broker, &stream),
             publisher: Publisher::new(&self.broker, &stream).fencing_pipelines(&facts),
             window,
             answers: FuturesOrdered::new(),
@@ -139,6 +126,26 @@ impl Fittings {
 }
 
 impl Outlet {
+    /// Goes to the end of the stream. A chain that was written before has to be found there as it
+    /// was left; what of it was sent and is not stored is sent again, so that it has no hole.
+    pub(super) async fn join(&mut self) -> Result<(), OutletError> {
+        if !self.window.is_untouched() {
+            return match self.is_waiting() {
+                true => self.settle().await,
+                false => self.look().await,
+            };
+        }
+        let end = self.facts.last_sequence;
+        let tail = self.stored_at(end).await?;
+        // Our own number on a chain that we do not know is another's as well.
+        let writer = tail.and_then(|tail| tail.writer);
+        if let Some(writer) = writer.filter(|writer| *writer >= self.window.writer()) {
+            return Err(OutletError::Fenced(writer));
+        }
+        self.window.stand_at(end);
+        Ok(())
+    }
+
     /// The chain, for another outlet of this process.
     pub(super) fn into_window(self) -> Window {
         self.window
@@ -147,6 +154,11 @@ impl Outlet {
     /// The largest message that stream and server take.
     pub(super) fn largest_message(&self) -> usize {
         crate::opening::largest_message(&self.broker, self.facts.max_message_bytes)
+    }
+
+    /// What is written from now on was read there.
+    pub(super) fn reads(&mut self, source: SourceId) {
+        self.window.reads(source);
     }
 
     /// What the stream may hold.
@@ -278,6 +290,11 @@ impl Outlet {
                 self.settle().await
             }
             Took::Refused(reason) => Err(OutletError::Again(reason)),
+            Took::TooLarge(reason) => {
+                self.answers = FuturesOrdered::new();
+                let of = self.window.take_back();
+                Err(OutletError::TakenBack { of, reason })
+            }
         }
     }
 
@@ -328,6 +345,14 @@ impl Outlet {
             Judged::GoOn => Ok(()),
             Judged::Fenced(writer) => Err(OutletError::Fenced(writer)),
             Judged::Lost(reason) => Err(OutletError::Lost(reason)),
+            // Under the number that a copy was begun with it must not begin once more: its parts
+            // would be taken for those of the first. Under a newer one it may.
+            Judged::Foreign(reason) => match *self.serving.borrow() {
+                Some(now) if now.incarnation > self.window.writer() => {
+                    Err(OutletError::Foreign(reason))
+                }
+                Some(_) | None => Err(OutletError::Lost(reason)),
+            },
             Judged::Older => {
                 let mut stored = self.window.stored();
                 loop {

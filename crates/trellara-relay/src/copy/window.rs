@@ -24,6 +24,8 @@ pub(super) struct Sent {
     pub(super) digest: FrameDigest,
     pub(super) payload: Bytes,
     pub(super) kind: &'static str,
+    /// Whose copy it is of.
+    pub(super) of: CopyWanted,
 }
 
 /// What an answer to a publish means.
@@ -35,8 +37,10 @@ pub(super) enum Took {
     Full,
     /// Only the stream knows.
     Doubt(String),
-    /// Sending it again would be of no use.
+    /// Not now; it is sent again later.
     Refused(String),
+    /// Never: [`Window::take_back`].
+    TooLarge(String),
 }
 
 /// What the end of the stream says after a doubt.
@@ -51,6 +55,8 @@ pub(super) enum Judged {
     Older,
     /// Frames that were acknowledged are gone.
     Lost(String),
+    /// What stands at the end is not ours, and nobody can say whose it is.
+    Foreign(String),
 }
 
 /// The last message of the stream, as far as it is there.
@@ -69,6 +75,8 @@ pub(super) struct Window {
     writer: Incarnation,
     next_ordinal: u64,
     previous: FrameDigest,
+    /// Both as they were when the last frame that is stored had been handed out.
+    behind_stored: (u64, FrameDigest),
     /// Sequence of the frame handed out last, or of the stream's last one before.
     last: StreamSequence,
     pending: VecDeque<Sent>,
@@ -76,6 +84,8 @@ pub(super) struct Window {
     /// Of the stream when it was asked last, with what was sent since.
     stream_bytes: u64,
     max_bytes: Option<u64>,
+    /// Where the stream ends says nothing about our frames any more.
+    is_adrift: bool,
 }
 
 impl Window {
@@ -87,29 +97,59 @@ impl Window {
             writer,
             next_ordinal: 0,
             previous: FrameDigest::default(),
+            behind_stored: (0, FrameDigest::default()),
             last: StreamSequence(0),
             pending: VecDeque::new(),
             pending_bytes: 0,
             stream_bytes: 0,
             max_bytes: None,
+            is_adrift: false,
         }
+    }
+
+    /// What is written from now on was read there.
+    pub(super) fn reads(&mut self, source: SourceId) {
+        self.source = source;
     }
 
     pub(super) fn writer(&self) -> Incarnation {
         self.writer
     }
 
-    /// Goes on in a stream that ends there: nothing is on its way.
+    /// Goes on in a stream that ends there, with nothing on its way.
     pub(super) fn stand_at(&mut self, last: StreamSequence) {
+        self.last = last;
+        self.is_adrift = false;
+    }
+
+    /// It is settled that frames are gone: the chain goes on wherever the stream ends, with a hole
+    /// that whoever reads notices.
+    pub(super) fn cast_off(&mut self) {
         self.pending.clear();
         self.pending_bytes = 0;
-        self.last = last;
+        self.is_adrift = true;
+    }
+
+    /// Frames that the broker will never take are taken back: the chain goes on behind the last one
+    /// that is stored, as if they had never been. Whose copies they were of.
+    pub(super) fn take_back(&mut self) -> Vec<CopyWanted> {
+        self.last = self.stored();
+        (self.next_ordinal, self.previous) = self.behind_stored;
+        self.pending_bytes = 0;
+        let mut of: Vec<CopyWanted> = self.pending.drain(..).map(|sent| sent.of).collect();
+        of.dedup();
+        of
     }
 
     /// The last sequence that is known to be stored.
     pub(super) fn stored(&self) -> StreamSequence {
         let first = self.pending.front();
         first.map_or(self.last, |sent| StreamSequence(sent.sequence.0 - 1))
+    }
+
+    /// Whether no frame was handed out, or none is left of them.
+    pub(super) fn is_untouched(&self) -> bool {
+        self.next_ordinal == 0
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -164,6 +204,7 @@ impl Window {
             digest: FrameDigest::of(&encoded),
             payload: encoded,
             kind: frame.kind(),
+            of: of.clone(),
         };
         self.next_ordinal += 1;
         self.previous = sent.digest;
@@ -195,7 +236,7 @@ impl Window {
                 Took::Doubt(format!("no answer to a publish: {reason:?}"))
             }
             Outcome::NoStream => Took::Doubt("the copy stream is not there".to_owned()),
-            Outcome::TooLarge { limit } => Took::Refused(match limit {
+            Outcome::TooLarge { limit } => Took::TooLarge(match limit {
                 Some(limit) => format!("the server takes messages of {limit} bytes"),
                 None => "the copy stream's max_msg_size is too small".to_owned(),
             }),
@@ -214,6 +255,13 @@ impl Window {
     /// ordinals, and orders anew.) `tail` is its last message, `None` when it is not
     /// there any more.
     pub(super) fn judge(&mut self, end: StreamSequence, tail: Option<Tail>) -> Judged {
+        let newer = tail.and_then(|tail| tail.writer);
+        let newer = newer.filter(|writer| *writer > self.writer);
+        if self.is_adrift {
+            // Whatever stands there, it is not for us to say that it is gone.
+            self.stand_at(end);
+            return newer.map_or(Judged::GoOn, Judged::Fenced);
+        }
         let stored = self.stored();
         if end < stored {
             return Judged::Lost(format!(
@@ -223,31 +271,19 @@ impl Window {
         if end == stored {
             return Judged::GoOn;
         }
+        if let Some(writer) = newer {
+            return Judged::Fenced(writer);
+        }
         let ours = self.pending.iter().find(|sent| sent.sequence == end);
         match (ours, tail) {
             // Only what was loaded is removed, and only what we wrote is loaded.
             (Some(_), None) => self.store_up_to(end),
             (Some(sent), Some(tail)) if sent.digest == tail.digest => self.store_up_to(end),
-            (
-                _,
-                Some(Tail {
-                    writer: Some(writer),
-                    ..
-                }),
-            ) if writer > self.writer => {
-                return Judged::Fenced(writer);
-            }
-            (
-                _,
-                Some(Tail {
-                    writer: Some(writer),
-                    ..
-                }),
-            ) if writer < self.writer => {
+            (_, Some(tail)) if tail.writer.is_some_and(|writer| writer < self.writer) => {
                 return Judged::Older;
             }
             (_, Some(_) | None) => {
-                return Judged::Lost(format!(
+                return Judged::Foreign(format!(
                     "the copy stream ends at {end} with a message that is not ours"
                 ));
             }
@@ -282,6 +318,7 @@ impl Window {
             && first.sequence <= sequence
         {
             self.pending_bytes -= first.payload.len();
+            self.behind_stored = (first.ordinal + 1, first.digest);
             self.pending.pop_front();
         }
     }
@@ -292,181 +329,5 @@ fn room(payload: &Bytes) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::collection::vec;
-    use proptest::prelude::*;
-    use trellara_envelope::{CopyTable, SystemId, Timeline};
-    use trellara_jetstream::publish::UnknownReason;
-
-    use super::*;
-
-    fn window(writer: u64) -> Window {
-        let source = SourceId {
-            system: SystemId(1),
-            timeline: Timeline(1),
-        };
-        Window::new("shop".parse().expect("a name"), source, Incarnation(writer))
-    }
-
-    fn wanted() -> CopyWanted {
-        CopyWanted {
-            table: CopyTable {
-                schema: "public".to_owned(),
-                name: "t".to_owned(),
-            },
-            generation: 1,
-        }
-    }
-
-    fn end(window: &mut Window) -> Sent {
-        let event = CopyEvent::End {
-            parts: 0,
-            rows: 0,
-            bytes: 0,
-        };
-        window.put(&wanted(), event, Bytes::new())
-    }
-
-    fn tail(bytes: &Bytes) -> Tail {
-        let writer = CopyFrame::decode(bytes)
-            .ok()
-            .map(|frame| frame.header.writer);
-        Tail {
-            writer,
-            digest: FrameDigest::of(bytes),
-        }
-    }
-
-    fn unknown() -> Outcome {
-        Outcome::Unknown {
-            reason: UnknownReason::Timeout,
-        }
-    }
-
-    proptest! {
-        /// A broker that stores, refuses and forgets to answer as it likes, and that an older
-        /// writer slips a frame into: every frame of ours is there once, in order, whatever comes.
-        #[test]
-        fn every_frame_is_stored_once(fates in vec((0u8..6, 1usize..6), 1..60)) {
-            let mut stream: Vec<Bytes> = Vec::new();
-            let (mut window, mut old) = (window(5), window(4));
-            let mut written = 0;
-            for (fate, count) in fates {
-                let mut doubt = false;
-                // Each names the one before by its id: behind another writer's none is stored.
-                let mut slipped = false;
-                let batch: Vec<Sent> = (0..count).map(|_| end(&mut window)).collect();
-                written += count as u64;
-                for (at, sent) in batch.into_iter().enumerate() {
-                    if fate == 1 && at == count / 2 {
-                        old.stand_at(StreamSequence(stream.len() as u64));
-                        stream.push(end(&mut old).payload);
-                        slipped = true;
-                    }
-                    let fits = !slipped && sent.sequence.0 == stream.len() as u64 + 1;
-                    let outcome = match (fate, fits) {
-                        (2, true) if at >= count / 2 => Outcome::Full,
-                        (3, true) => { stream.push(sent.payload); unknown() }
-                        (4, _) => unknown(),
-                        (_, true) => {
-                            stream.push(sent.payload);
-                            Outcome::Stored { sequence: sent.sequence }
-                        }
-                        (_, false) => Outcome::WrongSequence { actual: None },
-                    };
-                    if !doubt {
-                        doubt = window.took(sent.sequence, outcome) != Took::Stored;
-                    }
-                }
-                if doubt {
-                    settle(&mut window, &mut stream);
-                }
-                prop_assert!(window.is_empty());
-            }
-            let frames: Vec<CopyFrame> = stream
-                .iter()
-                .map(|bytes| CopyFrame::decode(bytes).expect("a frame"))
-                .filter(|frame| frame.header.writer == Incarnation(5))
-                .collect();
-            prop_assert_eq!(frames.len() as u64, written);
-            let mut previous = FrameDigest::default();
-            for (ordinal, frame) in (0..).zip(frames) {
-                prop_assert_eq!((frame.header.ordinal, frame.header.previous), (ordinal, previous));
-                previous = FrameDigest::of(&frame.encode());
-            }
-        }
-    }
-
-    /// What the loop does after a doubt, on a broker that answers.
-    fn settle(window: &mut Window, stream: &mut Vec<Bytes>) {
-        let at = StreamSequence(stream.len() as u64);
-        match window.judge(at, stream.last().map(tail)) {
-            Judged::GoOn => {}
-            Judged::Older => {
-                let mut stored = window.stored();
-                while let Some(bytes) = stream.get(stored.0 as usize)
-                    && window.is_ours(StreamSequence(stored.0 + 1), FrameDigest::of(bytes))
-                {
-                    stored.0 += 1;
-                }
-                window.pass_over(stored, at);
-            }
-            other => panic!("{other:?}"),
-        }
-        for sent in window.unstored().cloned().collect::<Vec<_>>() {
-            assert_eq!(sent.sequence.0, stream.len() as u64 + 1);
-            stream.push(sent.payload);
-            let sequence = sent.sequence;
-            let took = window.took(sequence, Outcome::Stored { sequence });
-            assert_eq!(took, Took::Stored);
-        }
-    }
-
-    #[test]
-    fn a_newer_writer_fences() {
-        let (mut window, mut newer) = (window(5), window(6));
-        let sent = end(&mut window);
-        let theirs = end(&mut newer);
-        assert!(matches!(
-            window.took(sent.sequence, unknown()),
-            Took::Doubt(_)
-        ));
-        let judged = window.judge(theirs.sequence, Some(tail(&theirs.payload)));
-        assert_eq!(judged, Judged::Fenced(Incarnation(6)));
-    }
-
-    #[test]
-    fn a_stream_that_lost_what_it_had_is_noticed() {
-        let mut window = window(5);
-        window.stand_at(StreamSequence(9));
-        let sent = end(&mut window);
-        let sequence = sent.sequence;
-        assert_eq!(
-            window.took(sequence, Outcome::Stored { sequence }),
-            Took::Stored
-        );
-        assert!(matches!(
-            window.judge(StreamSequence(9), None),
-            Judged::Lost(_)
-        ));
-        let foreign = Tail {
-            writer: None,
-            digest: FrameDigest::default(),
-        };
-        let judged = window.judge(StreamSequence(11), Some(foreign));
-        assert!(matches!(judged, Judged::Lost(_)), "{judged:?}");
-    }
-
-    #[test]
-    fn what_is_on_its_way_takes_room() {
-        let mut window = window(5);
-        window.measured(0, Some(10_000));
-        assert!(window.has_room(7_000) && !window.has_room(8_000));
-        let sent = end(&mut window);
-        assert!(!window.has_room(7_000));
-        let sequence = sent.sequence;
-        window.took(sequence, Outcome::Stored { sequence });
-        window.measured(0, Some(10_000));
-        assert!(window.has_room(7_000));
-    }
-}
+#[path = "window/tests.rs"]
+mod tests;

@@ -47,6 +47,8 @@ pub(crate) struct Target {
     /// Removes what was read at once.
     pub(crate) trims: bool,
     is_middle: bool,
+    /// Frames may be missing in the chain.
+    pub(crate) has_holes: bool,
 }
 
 pub(crate) fn wanted(name: &str, generation: u32) -> CopyWanted {
@@ -91,6 +93,7 @@ impl Target {
             frames: Vec::new(),
             trims: false,
             is_middle: false,
+            has_holes: false,
         }
     }
 
@@ -161,7 +164,7 @@ impl Target {
         let expected = self.chains.get(&header.writer).copied();
         let expected =
             expected.map_or((0, FrameDigest::default()), |(at, digest)| (at + 1, digest));
-        if !std::mem::take(&mut self.is_middle) {
+        if !std::mem::take(&mut self.is_middle) && !self.has_holes {
             assert_eq!((header.ordinal, header.previous), expected, "the chain");
         }
         self.chains.insert(header.writer, (header.ordinal, digest));

@@ -5,6 +5,7 @@
 mod cases;
 mod chain;
 mod copy;
+mod copy_doubt;
 mod copying;
 mod fencing;
 mod members;

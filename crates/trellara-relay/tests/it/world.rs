@@ -274,6 +274,10 @@ impl World {
     /// What `nats stream edit --max-msg-size` does.
     pub(crate) async fn edit_max_message(&self, bytes: u64) {
         let stream = self.options.flow.stream();
+        self.edit_max_message_of(&stream, bytes).await;
+    }
+
+    pub(crate) async fn edit_max_message_of(&self, stream: &str, bytes: u64) {
         let ask = async |verb: &str, payload: Bytes| -> serde_json::Value {
             let subject = format!("$JS.API.STREAM.{verb}.{stream}");
             let answer = self.broker.request_core(&subject, payload, PATIENCE).await;
