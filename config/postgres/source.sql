@@ -59,18 +59,39 @@ GRANT pg_read_all_stats TO trellara_capture, trellara_admin;
 -- it as it is (and `remove` leaves it). Where setup shall make it, leave this block out and let
 -- trellara_admin act for the owner: GRANT table_owner TO trellara_admin.
 -- Partitions come with their root and under its name, so that both sides may be partitioned
--- differently; that is what setup makes, too.
+-- differently; that is what setup makes, too. Once a table without a usable replica identity is
+-- published, PostgreSQL refuses every UPDATE and DELETE of it, the application's own: such tables
+-- are named and left out.
 DO $$
 DECLARE
     publication text := current_setting('trellara.publication');
     tables text;
+    without text;
 BEGIN
     SELECT string_agg(format('%I.%I', n.nspname, c.relname), ', ' ORDER BY n.nspname, c.relname)
-      INTO tables
+             FILTER (WHERE l.identified),
+           string_agg(format('%I.%I', n.nspname, c.relname), ', ' ORDER BY n.nspname, c.relname)
+             FILTER (WHERE NOT l.identified)
+      INTO tables, without
       FROM pg_catalog.pg_class AS c
       JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+     CROSS JOIN LATERAL (
+           SELECT bool_and(p.relreplident = 'f' OR EXISTS (
+                      SELECT FROM pg_catalog.pg_index AS i
+                       WHERE i.indrelid = p.oid AND i.indisvalid AND i.indimmediate
+                         AND (p.relreplident = 'd' AND i.indisprimary
+                              OR p.relreplident = 'i' AND i.indisreplident))) AS identified
+             FROM pg_catalog.pg_class AS p
+            WHERE p.oid = c.oid
+               OR p.oid IN (SELECT relid FROM pg_catalog.pg_partition_tree(c.oid))) AS l
      WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND NOT c.relispartition
        AND n.nspname = ANY (current_setting('trellara.schemas')::text[]);
+    IF without IS NOT NULL THEN
+        RAISE WARNING 'left out, no usable replica identity: %', without
+              USING HINT = 'ALTER TABLE ... REPLICA IDENTITY FULL, or add a primary key, then '
+                           'ALTER PUBLICATION ... ADD TABLE. Tables that are only ever inserted '
+                           'into can be added as they are.';
+    END IF;
     IF tables IS NULL THEN
         RAISE NOTICE 'no tables in schemas %: no publication made', current_setting('trellara.schemas');
     ELSIF NOT EXISTS (SELECT FROM pg_catalog.pg_publication WHERE pubname = publication) THEN

@@ -2,14 +2,18 @@
 //!
 //! - `handover`: under sixteen writing sessions, killed and not, with streams that are too small.
 //! - `resume`: what ends a copy half-way, each by its name, and how it goes on.
+//! - `found`: what is named before the start, or in the middle without hiding the rest.
 //! - `cases`: cases from the field, each a test named after its number.
+//! - `types`: odd values of every type.
 //! - `tables`: of a flow that runs: added, copied anew, taken out.
 //! - `steps`: the same, while somebody dies behind each step.
 //! - `source_loss`: a slot's snapshot read too early loses rows of the source, and ours does not.
 
 mod cases;
+mod found;
 mod handover;
 mod resume;
 mod source_loss;
 mod steps;
 mod tables;
+mod types;

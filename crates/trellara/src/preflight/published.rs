@@ -7,6 +7,10 @@ use super::{Findings, lists};
 use crate::config::Config;
 use crate::exit::Failure;
 
+/// Where the target of a flow has its tables; a database may be one flow's target and the source of
+/// another.
+const OWN_SCHEMA: &str = "trellara";
+
 /// The tables that are or would be published, by the names that their changes carry.
 pub(super) async fn tables(
     config: &Config,
@@ -48,6 +52,13 @@ async fn existing_publication(
         .iter()
         .map(|member| member.table.clone())
         .collect();
+    if members.iter().any(|member| member.schema == OWN_SCHEMA) {
+        let reason = "it holds the tables of schema trellara, in which a flow into this database \
+                      keeps its books: they would overwrite those of the target";
+        let cure = "name tables or schemas in it (FOR ALL TABLES leaves none out), or let setup \
+                    make one: source.tables";
+        findings.error("PUBLICATION_OWN_TABLES", &about, reason, cure);
+    }
     lists::identities(config, session, findings).await?;
     if let Ok(wanted) = publication::expand(session, &config.source.tables).await {
         let partitions = facts.partitions();
