@@ -171,6 +171,7 @@ mod tests {
             has_generated: false,
             filter: None,
             leaves: Vec::new(),
+            tree: String::new(),
             estimated_rows: 0,
             estimated_bytes: 0,
         };

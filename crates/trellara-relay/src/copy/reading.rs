@@ -187,11 +187,47 @@ async fn once(
     {
         return Err(Broken::Ended(Ended::Unheard));
     }
+    let finished = reader.finish().await;
+    if work.facts.is_partitioned() {
+        finished.map_err(|error| broken(error, &work.facts))?;
+        // Whoever reads the last piece of all asks when everything was read.
+        return same_partitions(reader, &work.facts).await;
+    }
     // All rows are here; a session that fails now only has to be made anew.
-    if reader.finish().await.is_err() {
+    if finished.is_err() {
         *slot = None;
     }
     Ok(())
+}
+
+async fn same_partitions(reader: &ItemReader, facts: &TableFacts) -> Result<(), Broken> {
+    let other = reader.has_other_partitions(facts).await;
+    match other.map_err(|error| broken(error, facts))? {
+        false => Ok(()),
+        true => Err(Broken::Ended(Ended::Failed(other_partitions(facts)))),
+    }
+}
+
+/// The same for a table that has no partition, and so no piece.
+pub(super) async fn is_still_hollow(shared: &Shared, facts: &TableFacts) -> Result<bool, String> {
+    let reader = ItemReader::connect(&shared.source).await;
+    let reader = reader.map_err(|error| error.to_string())?;
+    match same_partitions(&reader, facts).await {
+        Ok(()) => Ok(true),
+        Err(Broken::Ended(_)) => Ok(false),
+        Err(Broken::Passing(reason)) => Err(reason),
+    }
+}
+
+pub(super) fn other_partitions(facts: &TableFacts) -> Failure {
+    Failure {
+        reason: format!(
+            "partitions of {} were attached, detached, emptied or rewritten while it was copied",
+            facts.table
+        ),
+        hint: "it is copied anew; nothing has to be done unless that goes on".to_owned(),
+        lasting: false,
+    }
 }
 
 fn broken(error: ItemError, facts: &TableFacts) -> Broken {

@@ -156,7 +156,7 @@ impl Copier {
         // A root without partitions has nothing to be read.
         for at in 0..run.tables.len() {
             if run.tables[at].facts.leaves.is_empty() {
-                self.item_done(run, at).await?;
+                self.hollow(run, at).await?;
             }
         }
         let mut ticker = tokio::time::interval(TICK);
@@ -276,6 +276,17 @@ impl Copier {
             run.tables[at].stage = Stage::Over;
         }
         Ok(())
+    }
+
+    async fn hollow(&mut self, run: &mut Run, at: usize) -> Result<(), Trouble> {
+        let facts = run.tables[at].facts.clone();
+        let asked = reading::is_still_hollow(&run.shared, &facts);
+        let said = match limited("say which partitions there are", asked).await? {
+            Ok(true) => Said::ItemDone(at),
+            Ok(false) => Said::Failed(at, reading::other_partitions(&facts)),
+            Err(reason) => return Err(Trouble::Again(format!("the source: {reason}"))),
+        };
+        self.take(run, said).await
     }
 
     /// Leaves a run that cannot go on: what was said of a table has to be taken back, the others

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio_postgres::{CopyOutStream, SimpleQueryMessage};
 use trellara_postgres::{ConnectError, Fault, Session, fault, quote};
 
+use super::tables::trees;
 use super::{Item, Leaf, TableFacts};
 use crate::SourceOptions;
 
@@ -149,6 +150,22 @@ impl ItemReader {
         self.is_reading.store(false, Ordering::Relaxed);
         Ok(())
     }
+
+    /// Whether other partitions hold the table's rows now than the snapshot knows, or in other files.
+    /// To be asked when nothing is being read.
+    ///
+    /// Nothing of that comes through the transaction stream where partitions are published under
+    /// their root: the rows of one that is attached would be missing for good, and those of one that
+    /// is detached or emptied would stay. (A TRUNCATE of the table itself does come, and a table
+    /// without partitions that is emptied behind its last piece is emptied in the target as well.)
+    ///
+    /// # Errors
+    /// The server's.
+    pub async fn has_other_partitions(&self, table: &TableFacts) -> Result<bool, ItemError> {
+        let root = table.relation.0;
+        let trees = trees(&self.session.client, &[root]).await?;
+        Ok(trees.get(&root).map_or("", String::as_str) != table.tree)
+    }
 }
 
 impl Drop for ItemReader {
@@ -211,6 +228,7 @@ mod tests {
             has_generated: false,
             filter: None,
             leaves: vec![leaf],
+            tree: String::new(),
             estimated_rows: 0,
             estimated_bytes: 0,
         }

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use tokio_postgres::Row;
+use tokio_postgres::{Client, Row};
 use trellara_envelope::{CopyTable, Oid};
 use trellara_postgres::quote;
 
@@ -24,6 +24,9 @@ pub struct TableFacts {
     pub filter: Option<String>,
     /// The relations that hold its rows: itself, or the partitions at the ends of its tree.
     pub leaves: Vec<Leaf>,
+    /// Of a table with partitions, which ones there are and which files they have, under the
+    /// snapshot; of another, nothing.
+    pub tree: String,
     /// Rows, as far as the catalogues know.
     pub estimated_rows: u64,
     /// Bytes of all leaves with what is stored beside them, but without indexes.
@@ -97,6 +100,39 @@ SELECT tree.root, c.oid, n.nspname::text, c.relname::text, c.relkind::text, \
   JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
   LEFT JOIN pg_catalog.pg_am m ON m.oid = c.relam ORDER BY 1, 2";
 
+/// By root, its partitions with their files, as a text to be compared. A partition that left and came
+/// back has another row in the catalogue, so that row's own id is in it.
+const TREES: &str = "\
+WITH RECURSIVE tree (root, oid, edge) AS ( \
+  SELECT r, r, '' FROM unnest($1::oid[]) AS r \
+  UNION ALL \
+  SELECT tree.root, i.inhrelid, i.inhparent || '/' || i.xmin FROM tree \
+    JOIN pg_catalog.pg_class c ON c.oid = tree.oid AND c.relkind = 'p' \
+    JOIN pg_catalog.pg_inherits i ON i.inhparent = tree.oid AND NOT i.inhdetachpending) \
+SELECT tree.root, \
+       string_agg(tree.oid || '/' || tree.edge || '/' || c.relfilenode, ' ' ORDER BY tree.oid) \
+  FROM tree JOIN pg_catalog.pg_class c ON c.oid = tree.oid \
+ WHERE tree.oid <> tree.root GROUP BY tree.root";
+
+/// By root, [`TableFacts::tree`] as the session sees it; a root without partitions is not in it.
+pub(super) async fn trees(
+    client: &Client,
+    roots: &[u32],
+) -> Result<HashMap<u32, String>, tokio_postgres::Error> {
+    let rows = client.query(TREES, &[&roots]).await?;
+    let tree = |row: &Row| Ok((row.try_get(0)?, row.try_get(1)?));
+    rows.iter().map(tree).collect()
+}
+
+impl TableFacts {
+    /// Whether its rows lie in partitions that are published under its name.
+    pub fn is_partitioned(&self) -> bool {
+        self.leaves
+            .iter()
+            .all(|leaf| leaf.relation != self.relation)
+    }
+}
+
 /// What is to be known of these tables before they are read, in their order.
 ///
 /// # Errors
@@ -119,6 +155,10 @@ pub async fn describe(
     }
     let roots: Vec<u32> = facts.values().map(|facts| facts.relation.0).collect();
     let leaves = client.query(LEAVES, &[&roots]).await?;
+    let mut trees = trees(client, &roots).await?;
+    for facts in facts.values_mut() {
+        facts.tree = trees.remove(&facts.relation.0).unwrap_or_default();
+    }
     let mut unfit: HashMap<u32, Unfit> = HashMap::new();
     let mut by_root: HashMap<u32, &mut TableFacts> = facts
         .values_mut()
@@ -156,6 +196,7 @@ fn published(row: &Row) -> Result<TableFacts, tokio_postgres::Error> {
             .unwrap_or_default(),
         has_generated: row.try_get(5)?,
         leaves: Vec::new(),
+        tree: String::new(),
         estimated_rows: 0,
         estimated_bytes: 0,
     })
