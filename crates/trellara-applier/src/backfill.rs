@@ -32,6 +32,8 @@ mod load;
 mod loader;
 mod order;
 mod pool;
+mod putoff;
+pub mod restore;
 pub mod rule;
 mod session;
 pub(crate) mod sieve;

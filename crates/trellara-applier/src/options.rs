@@ -32,6 +32,9 @@ pub struct ApplierOptions {
     pub dedup_window: Duration,
     /// Parts of a copy that are taken in at once, each in a session of its own.
     pub backfill_workers: usize,
+    /// Whether a table's secondary indexes, unique constraints and foreign keys are dropped while it is
+    /// copied and made again then, where the role may.
+    pub backfill_defer: bool,
     /// What happens to a transaction that the target refuses for cause.
     pub quarantine: QuarantineOptions,
     /// What happens to a change that does not find the target as it should be.
@@ -117,6 +120,7 @@ impl ApplierOptions {
             dedup_memory: Self::DEDUP_MEMORY,
             dedup_window: Duration::from_secs(7200),
             backfill_workers: Self::BACKFILL_WORKERS,
+            backfill_defer: false,
             quarantine: QuarantineOptions::default(),
             conflicts: ConflictRules::default(),
             host: String::new(),

@@ -33,6 +33,21 @@ pub(crate) struct CopyFacts {
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) daemons: BTreeMap<String, String>,
     pub(crate) tables: Vec<TableFacts>,
+    /// Indexes and foreign keys that are not there yet.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) put_off: Vec<PutOff>,
+}
+
+/// Something that was put off until the rows are in.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct PutOff {
+    /// `index "x" of "public"."t"`.
+    pub(crate) id: String,
+    /// Why the target did not take it; an operator is needed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) reason: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) hint: Option<String>,
 }
 
 /// One table's copy.
@@ -68,6 +83,30 @@ SELECT b.schema_name, b.table_name, b.state, b.generation, b.initial, b.rows, b.
        extract(epoch FROM coalesce(b.loaded_at, clock_timestamp()) - b.started_at)::float8, \
        b.reason, b.hint \
   FROM trellara.backfill AS b WHERE b.flow = $1 ORDER BY b.schema_name, b.table_name";
+
+const PUT_OFF: &str = "\
+SELECT kind, relation_schema, relation_name, name, reason, hint \
+  FROM trellara.backfill_definition WHERE flow = $1 AND restored_at IS NULL \
+ ORDER BY reason IS NULL, kind IN ('foreign key', 'validation'), schema_name, table_name, position, \
+          relation_schema, relation_name, name";
+
+/// What was put off and is not there yet, what was refused first.
+async fn put_off(config: &Config, target: &Session) -> Result<Vec<PutOff>, Failure> {
+    let rows = target
+        .client
+        .query(PUT_OFF, &[&config.flow.as_str()])
+        .await?;
+    let one = |row: &tokio_postgres::Row| {
+        let (kind, name): (&str, &str) = (row.get(0), row.get(3));
+        let table = visible::table(row.get(1), row.get(2));
+        PutOff {
+            id: format!("{kind} {} of {table}", visible::inline(name)),
+            reason: row.get(4),
+            hint: row.get(5),
+        }
+    };
+    Ok(rows.iter().map(one).collect())
+}
 
 impl TableFacts {
     /// Whether nothing is waited for any more.
@@ -121,6 +160,7 @@ pub(crate) async fn tables(config: &Config, target: &Session) -> Result<Vec<Tabl
 /// Looks at everything; source and daemons may be silent.
 pub(crate) async fn take(config: &Config, target: &Session) -> Result<CopyFacts, Failure> {
     let mut facts = summed(config.flow.as_str(), tables(config, target).await?);
+    facts.put_off = put_off(config, target).await?;
     if let Ok(source) = link::source(config).await {
         facts.wal_retained_bytes = retained(config, &source).await;
     }
@@ -192,6 +232,22 @@ fn expected_rows(table: &TableFacts) -> u64 {
 }
 
 impl CopyFacts {
+    /// The first index that an operator is needed for, as the end of a command.
+    pub(crate) fn refused(&self) -> Option<Failure> {
+        let refused = self.put_off.iter().find(|one| one.reason.is_some())?;
+        let reason = refused.reason.as_deref().unwrap_or_default();
+        let hint = refused.hint.as_deref().unwrap_or_default();
+        Some(Failure::new(
+            Exit::Unfit,
+            format!(
+                "{} cannot be made again: {}",
+                refused.id,
+                visible::inline(reason)
+            ),
+            visible::inline(hint),
+        ))
+    }
+
     /// The first table that an operator is needed for, as the end of a command.
     pub(crate) fn failed(&self) -> Option<Failure> {
         let table = self
@@ -242,6 +298,15 @@ impl CopyFacts {
                 what.replace('_', " "),
                 visible::inline(value)
             ));
+        }
+        for one in &self.put_off {
+            let state = match one.reason.as_deref() {
+                Some(reason) => format!("refused: {}", visible::inline(reason)),
+                None => "made again when the rows are in".to_owned(),
+            };
+            lines.push(format!("  put off: {}, {state}", one.id));
+            let hint = one.hint.as_deref();
+            lines.extend(hint.map(|hint| format!("    hint: {}", visible::inline(hint))));
         }
         for table in &self.tables {
             lines.push(table.line());

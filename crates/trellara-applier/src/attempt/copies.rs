@@ -35,6 +35,8 @@ impl Attempt<'_> {
             return Ok(());
         }
         self.write_down().await?;
+        // Indexes may have gone, or be there again.
+        self.writer.catalog.reread();
         self.writer.copies = copies;
         self.obey_copies().await
     }

@@ -39,10 +39,18 @@ pub(super) struct Taken {
     pub(super) digest: FrameDigest,
 }
 
+/// The parts of a table that are in, and what they come to.
+#[derive(Default)]
+struct InParts {
+    numbers: HashSet<u32>,
+    rows: u64,
+    bytes: u64,
+}
+
 const OURS: &str = "SELECT FROM trellara.lane WHERE flow = $1 AND lane = $2 AND epoch = $3";
 
 const PARTS: &str = "\
-SELECT p.schema_name, p.table_name, p.part \
+SELECT p.schema_name, p.table_name, p.part, p.rows, p.bytes \
   FROM trellara.backfill_part AS p JOIN trellara.backfill AS b \
  USING (flow, schema_name, table_name, generation, writer) \
  WHERE p.flow = $1 AND b.state = 'copying'";
@@ -60,20 +68,29 @@ impl Books {
             return Err(Trouble::passing("another applier took the lane"));
         }
         let copies = store::read(client, &self.flow).await?;
-        let mut parts: HashMap<CopyTable, HashSet<u32>> = HashMap::new();
+        let mut parts: HashMap<CopyTable, InParts> = HashMap::new();
         if copies.iter().any(|copy| copy.state == CopyState::Copying) {
             for row in client.query(PARTS, &[&self.flow.as_str()]).await? {
                 let table = CopyTable {
                     schema: row.try_get(0)?,
                     name: row.try_get(1)?,
                 };
-                let part: i32 = row.try_get(2)?;
-                parts.entry(table).or_default().insert(part.cast_unsigned());
+                let known = parts.entry(table).or_default();
+                known
+                    .numbers
+                    .insert(row.try_get::<_, i32>(2)?.cast_unsigned());
+                known.rows += row.try_get::<_, i64>(3)?.cast_unsigned();
+                known.bytes += row.try_get::<_, i64>(4)?.cast_unsigned();
             }
         }
-        let with_parts = |copy: TableCopy| {
+        let with_parts = |mut copy: TableCopy| {
             let parts = parts.remove(&copy.table).unwrap_or_default();
-            (copy, parts)
+            if copy.state == CopyState::Copying {
+                // The sums of just these parts: one more may have come in between the two looks,
+                // and would be counted twice or never.
+                copy.loaded = (parts.rows, parts.bytes);
+            }
+            (copy, parts.numbers)
         };
         Ok(copies.into_iter().map(with_parts).collect())
     }
@@ -176,6 +193,20 @@ impl Books {
         self.update(client, sql, (&copy.table, copy.generation), &facts)
             .await
             .map(drop)
+    }
+
+    /// All parts are in, and something that was put off has to be made before the table is.
+    pub(super) async fn whole(
+        &self,
+        client: &Client,
+        copy: &CopyKey,
+        parts: u32,
+    ) -> Result<bool, Error> {
+        let parts = parts.cast_signed();
+        let facts: [&(dyn ToSql + Sync); 2] = [&copy.writer.0.cast_signed(), &parts];
+        let sql = include_str!("../sql/backfill_whole.sql");
+        self.update(client, sql, (&copy.table, copy.generation), &facts)
+            .await
     }
 
     /// All parts are in.

@@ -221,7 +221,7 @@ impl Book {
     pub(super) fn copying(&self) -> Vec<CopyTable> {
         let copying = self
             .copies()
-            .filter(|copy| copy.state == CopyState::Copying);
+            .filter(|copy| copy.state == CopyState::Copying && !copy.is_whole());
         copying.map(|copy| copy.table.clone()).collect()
     }
 
@@ -352,6 +352,21 @@ impl Book {
         }
     }
 
+    /// All parts are in, and that is written down; what was put off comes next.
+    pub(super) fn whole_noted(&mut self, table: &CopyTable, parts: u32) {
+        let end = self.tables.get_mut(table).and_then(|entry| {
+            entry.copy.parts = Some(parts);
+            entry.end.take()
+        });
+        self.forget_open(table, end);
+    }
+
+    /// The tables that only wait for what was put off.
+    pub(super) fn wholes(&self) -> Vec<CopyTable> {
+        let wholes = self.copies().filter(|copy| copy.is_whole());
+        wholes.map(|copy| copy.table.clone()).collect()
+    }
+
     /// The whole table is in, and that is written down.
     pub(super) fn loaded(&mut self, table: &CopyTable) {
         self.settle(table, CopyState::Loaded);
@@ -420,7 +435,8 @@ impl Book {
         };
         let newer = copy.writer.is_none_or(|writer| header.writer > writer);
         copy.generation == header.generation
-            && (copy.state == CopyState::Wanted || (copy.state == CopyState::Copying && newer))
+            && (copy.state == CopyState::Wanted
+                || (copy.state == CopyState::Copying && newer && !copy.is_whole()))
     }
 
     fn standing(&self, header: &CopyHeader) -> Standing {
@@ -431,6 +447,7 @@ impl Book {
             return Standing::Stale;
         }
         match copy.state {
+            CopyState::Copying if copy.is_whole() => Standing::Stale,
             CopyState::Wanted => Standing::Unbegun,
             CopyState::Copying => match copy.writer.map(|writer| header.writer.cmp(&writer)) {
                 Some(std::cmp::Ordering::Equal) => Standing::Ours,

@@ -23,6 +23,8 @@ use super::intake::{Intake, Received};
 use super::load::{Book, PartKey, Step};
 use super::order::{self, Orders};
 use super::pool::{Pending, Pool, Turn};
+use super::putoff;
+use super::restore::{self, Restorer};
 use super::rule::Copies;
 use super::session::LoadSession;
 use super::store::{CopyState, TableCopy};
@@ -57,6 +59,9 @@ pub(super) struct Loader {
     desk: Option<LoadSession>,
     changes: Arc<Notify>,
     nudge: Arc<Notify>,
+    restorer: Restorer,
+    /// Tables with all parts in, to be looked at whether they are complete with what was put off.
+    wholes: Vec<CopyTable>,
     /// What the lane was told of.
     told: Copies,
     /// How often in a row a table's copy came to nothing.
@@ -118,23 +123,28 @@ impl Loader {
             epoch: held.epoch,
         };
         let now = Instant::now();
+        let common = Arc::new(Common {
+            options,
+            held,
+            books,
+            status,
+        });
+        let restorer = Restorer::start(Arc::clone(&common), Arc::clone(&nudge));
+        let options = &common.options;
         Self {
             book: Book::new(system),
             orders: Orders::new(broker, &flow, (&registration, held.epoch), awaited),
             intake: Intake::new(broker, &flow, &registration, options.stall_timeout),
             pool: Pool::new(options.backfill_workers),
-            common: Arc::new(Common {
-                options,
-                held,
-                books,
-                status,
-            }),
+            common,
             flow,
             pending: None,
             put_off: VecDeque::new(),
             desk: None,
             changes,
             nudge,
+            restorer,
+            wholes: Vec::new(),
             told: Copies::default(),
             again: HashMap::new(),
             trimmed_to: StreamSequence(0),
@@ -166,6 +176,9 @@ impl Loader {
             while let Some(ended) = self.put_off.pop_front() {
                 self.ended(ended).await?;
             }
+            while let Some(table) = self.wholes.pop() {
+                self.complete(&table).await?;
+            }
             if !self.has_work() {
                 self.rest().await?;
             }
@@ -181,7 +194,7 @@ impl Loader {
                 received = self.intake.next(), if reads => Event::Received(received?),
             };
             match event {
-                Event::Nudged => self.reread().await?,
+                Event::Nudged => self.nudged().await?,
                 Event::Tick => self.tick().await?,
                 Event::Trim => self.trim().await?,
                 Event::Turn(Turn::Delivered) => self.heard_at = Instant::now(),
@@ -213,6 +226,11 @@ impl Loader {
         self.desk = None;
         self.pool.close_idle();
         self.nudge.notified().await;
+        self.nudged().await
+    }
+
+    async fn nudged(&mut self) -> Result<(), Trouble> {
+        self.restorer.look();
         self.reread().await
     }
 
@@ -254,6 +272,7 @@ impl Loader {
             self.drain(&table).await?;
         }
         self.changed().await;
+        self.wholes = self.book.wholes();
         Ok(())
     }
 
@@ -268,6 +287,7 @@ impl Loader {
         if copies != self.told {
             self.told = copies;
             self.changes.notify_one();
+            self.restorer.look();
         }
         self.order();
         self.orders.send().await;
@@ -428,6 +448,9 @@ impl Loader {
             client.batch_execute(&common.held.begin()).await?;
             let begun = common.books.begin(client, &copy, begin).await?;
             if begun {
+                if common.options.backfill_defer {
+                    putoff::put_off(client, &common.options.flow, table).await?;
+                }
                 common.books.empty(client, table).await?;
             }
             client.batch_execute("COMMIT").await?;
@@ -516,8 +539,16 @@ impl Loader {
         let (Some(copy), Some(parts)) = (self.copy_key(table), self.book.parts_in(table)) else {
             return Ok(());
         };
-        let books = self.common.books.clone();
+        let (flow, books) = (self.flow.clone(), self.common.books.clone());
         let desk = self.desk().await?;
+        if restore::is_pending(desk.client(), &flow, table).await? {
+            if books.whole(desk.client(), &copy, parts).await? {
+                self.book.whole_noted(table, parts);
+                self.restorer.look();
+            }
+            self.changed().await;
+            return Ok(());
+        }
         let loaded = books.loaded(desk.client(), &copy, parts).await?;
         if !loaded {
             self.reread().await?;

@@ -103,7 +103,7 @@ impl Orders {
 fn wanted(tables: &[&TableCopy]) -> Vec<CopyWanted> {
     let open = |copy: &&&TableCopy| match copy.state {
         CopyState::Wanted => copy.may_begin(),
-        CopyState::Copying => true,
+        CopyState::Copying => !copy.is_whole(),
         CopyState::Announced
         | CopyState::Loaded
         | CopyState::Done

@@ -96,7 +96,7 @@ pub struct TableCopy {
     pub converges_at: Option<Lsn>,
     /// What the source estimated, in rows and bytes.
     pub estimated: (u64, u64),
-    /// Parts of all of it, once known.
+    /// Parts of all of it, once all are in.
     pub parts: Option<u32>,
     /// Rows and bytes that are in.
     pub loaded: (u64, u64),
@@ -163,6 +163,11 @@ impl TableCopy {
     /// still from the beginning.
     pub fn may_begin(&self) -> bool {
         self.initial || self.noticed
+    }
+
+    /// Whether all rows are in, and indexes that were put off are being made.
+    pub fn is_whole(&self) -> bool {
+        self.state == CopyState::Copying && self.parts.is_some()
     }
 
     /// The same in another state.

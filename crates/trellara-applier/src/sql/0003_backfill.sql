@@ -86,16 +86,31 @@ CREATE TABLE IF NOT EXISTS trellara.backfill_part (
     FOREIGN KEY (flow, schema_name, table_name) REFERENCES trellara.backfill ON DELETE CASCADE
 );
 
--- Indexes and foreign keys of the target that were put off until a copy is in, as they were.
+-- Indexes, unique constraints and foreign keys of the target that were put off until a copy is in.
+-- What is here and not restored is not in the catalogue: it was dropped in the transaction that wrote
+-- the row, and is made again in the one that says so.
 CREATE TABLE IF NOT EXISTS trellara.backfill_definition (
-    flow        text        NOT NULL,
-    schema_name text        NOT NULL,
-    table_name  text        NOT NULL,
-    name        text        NOT NULL,
-    -- foreign keys come last: they need the indexes of other tables
-    kind        text        NOT NULL CHECK (kind IN ('index', 'constraint', 'foreign key')),
-    definition  text        NOT NULL,
-    restored_at timestamptz,
-    noted_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
-    PRIMARY KEY (flow, schema_name, table_name, kind, name)
+    flow            text        NOT NULL,
+    schema_name     text        NOT NULL,
+    table_name      text        NOT NULL,
+    -- foreign key: made without a look at the rows, which is the validation that follows it.
+    kind            text        NOT NULL CHECK (kind IN
+        ('index', 'constraint', 'foreign key', 'validation')),
+    -- What it belongs to: the table, or a partition of it.
+    relation_schema text        NOT NULL,
+    relation_name   text        NOT NULL,
+    name            text        NOT NULL,
+    -- The table that a foreign key refers to.
+    refers_schema   text,
+    refers_name     text,
+    -- The order within the table: partitions come before what they are partitions of.
+    position        integer     NOT NULL,
+    -- The statements that make it what it was.
+    definition      text        NOT NULL,
+    -- Why the target did not take it: then it waits for an operator.
+    reason          text,
+    hint            text,
+    noted_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
+    restored_at     timestamptz,
+    PRIMARY KEY (flow, schema_name, table_name, kind, relation_schema, relation_name, name)
 );

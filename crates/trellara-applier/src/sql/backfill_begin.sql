@@ -8,5 +8,5 @@ UPDATE trellara.backfill AS b
   FROM trellara.lane AS l
  WHERE l.flow = $1 AND l.lane = $2 AND l.epoch = $3
    AND b.flow = $1 AND b.schema_name = $4 AND b.table_name = $5 AND b.generation = $6
-   AND (b.state = 'wanted' OR (b.state = 'copying' AND b.writer < $7))
+   AND (b.state = 'wanted' OR (b.state = 'copying' AND b.writer < $7 AND b.parts IS NULL))
    AND (b.initial OR b.noticed_epoch IS NOT NULL)

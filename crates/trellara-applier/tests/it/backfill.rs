@@ -1,6 +1,7 @@
 //! Copies: frames written by hand in a real copy stream, rows in a real target.
 
 mod hand;
+mod putoff;
 
 use trellara_envelope::{CopyEvent, FrameDigest};
 

@@ -69,6 +69,7 @@ pub(crate) fn options(config: &Config) -> ApplierOptions {
     let mut options = ApplierOptions::new(config.flow.clone(), link::target_options(config));
     options.batch_bytes = usize::try_from(config.process.batch_bytes).unwrap_or(usize::MAX);
     options.backfill_workers = config.backfill.workers;
+    options.backfill_defer = config.backfill.defer_indexes;
     options.dedup_memory = config.process.dedup.memory;
     options.dedup_window = config.process.dedup.window;
     options.host = Operator::here().host;

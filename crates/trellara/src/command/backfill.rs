@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use trellara_applier::backfill::{LOOK, restore};
 use trellara_postgres::Session;
 use trellara_source::publication::TableName;
 
@@ -24,10 +25,11 @@ use crate::telemetry::{self, LogFormat};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Reads:  trellara.backfill on the target; the source's slot; the daemons' endpoints
-Writes: nothing
+Writes: nothing; with --rebuild, trellara.backfill_definition
 
-Exit codes: 0 shown, or with --watch: all is in; 11 a table cannot be copied as things are; 10, 11,
-            12, 13, 77 a daemon halted; 1 the target does not answer
+Exit codes: 0 shown, or with --watch: all is in; 11 a table cannot be copied, or an index not be
+            made again, as things are; 10, 11, 12, 13, 77 a daemon halted; 1 the target does not
+            answer
 
 Examples:
   trellara backfill
@@ -37,6 +39,9 @@ pub(crate) struct Args {
     /// Again and again, until all is in: a bar on a terminal, a look after the other elsewhere.
     #[arg(long)]
     watch: bool,
+    /// Have what was put off and refused by the target (indexes, foreign keys) tried again.
+    #[arg(long)]
+    rebuild: bool,
     /// Time between two looks.
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = duration)]
     interval: Duration,
@@ -46,12 +51,28 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
     telemetry::start_logs(context, false, LogFormat::Text);
     let config = context.config()?;
     let target = link::target(&config).await?;
+    if args.rebuild {
+        rebuild(&config, &target, context.output).await?;
+    }
     if !args.watch {
         let facts = copying::take(&config, &target).await?;
         context.output.data(&facts, CopyFacts::text);
-        return facts.failed().map_or(Ok(Exit::Done), Err);
+        let failure = facts.failed().or_else(|| facts.refused());
+        return failure.map_or(Ok(Exit::Done), Err);
     }
     follow(&config, &target, None, args.interval, context.output).await
+}
+
+/// Has the applier try again what the target refused to make.
+async fn rebuild(config: &Config, target: &Session, output: Output) -> Result<(), Failure> {
+    let count = restore::forgive(&target.client, &config.flow).await?;
+    let notify = "SELECT pg_notify($1, $2)";
+    let channel = trellara_applier::channel(&config.flow);
+    target.client.execute(notify, &[&channel, &LOOK]).await?;
+    output.note(format!(
+        "{count} definition(s) are tried again by the applier"
+    ));
+    Ok(())
 }
 
 /// Shows the copy until these tables are in, or all of them; fails when one of them cannot be
@@ -74,10 +95,13 @@ pub(crate) async fn follow(
             watched.end();
             return Err(failure);
         }
-        if facts.tables.iter().all(copying::TableFacts::is_over) {
+        let over = facts.tables.iter().all(copying::TableFacts::is_over);
+        // Of tables alone it was asked whether their rows are in.
+        let waits = tables.is_none() && facts.put_off.iter().any(|one| one.reason.is_none());
+        if over && !waits {
             watched.end();
             output.data(&facts, CopyFacts::text);
-            return Ok(Exit::Done);
+            return facts.refused().map_or(Ok(Exit::Done), Err);
         }
         if let Some(halt) = first_halt(&daemon_reports::reachable(config).await) {
             watched.end();

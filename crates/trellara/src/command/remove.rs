@@ -1,6 +1,7 @@
 //! `trellara remove`: takes away what the flow created.
 
 use serde::Serialize;
+use trellara_applier::backfill::restore;
 use trellara_applier::quarantine::store;
 use trellara_applier::schema;
 use trellara_jetstream::topology;
@@ -177,10 +178,35 @@ async fn remove_stream(config: &Config, context: &Context) -> Result<bool, Failu
 
 async fn remove_target(config: &Config) -> Result<bool, Failure> {
     let mut session = link::target(config).await?;
+    give_back(config, &session.client).await?;
     schema::remove(&mut session.client, config.flow.as_str())
         .await
         .map(|_| true)
         .map_err(|error| Failure::from_error(Exit::Unexpected, &error))
+}
+
+/// Makes the indexes and foreign keys again that the copy put off; nothing else knows them.
+async fn give_back(config: &Config, client: &tokio_postgres::Client) -> Result<(), Failure> {
+    let refused = match restore::give_back(client, &config.flow).await {
+        Ok((_, refused)) => refused,
+        Err(error) => match fault(&error).sqlstate.as_str() {
+            // No schema, or an older one.
+            "42P01" | "3F000" | "42703" => Vec::new(),
+            _ => return Err(error.into()),
+        },
+    };
+    if refused.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::new(
+        Exit::Unfit,
+        format!(
+            "what the copy put off cannot be made again: {}",
+            refused.join("; ")
+        ),
+        "mend the cause, or delete its rows of trellara.backfill_definition to do without, then \
+         remove again",
+    ))
 }
 
 fn outcome(id: &'static str, name: String, answer: Result<bool, Failure>) -> Removed {

@@ -9,6 +9,9 @@ use super::{
 
 pub(super) fn backfill(file: &FileConfig, problems: &mut Problems) -> BackfillConfig {
     let section = file.backfill.clone().unwrap_or_default();
+    let create_tables = problems.parsed("backfill.ddl", section.ddl.as_ref(), false, |text| {
+        choose(text, &[("none", false), ("create", true)])
+    });
     BackfillConfig {
         copy: problems.parsed("backfill.mode", section.mode.as_ref(), true, |text| {
             choose(text, &[("copy", true), ("none", false)])
@@ -32,9 +35,14 @@ pub(super) fn backfill(file: &FileConfig, problems: &mut Problems) -> BackfillCo
                 choose(text, &choices)
             },
         ),
-        create_tables: problems.parsed("backfill.ddl", section.ddl.as_ref(), false, |text| {
-            choose(text, &[("none", false), ("create", true)])
-        }),
+        create_tables,
+        // Of tables that were made for the copy nobody misses an index before they have rows.
+        defer_indexes: problems.parsed(
+            "backfill.indexes",
+            section.indexes.as_ref(),
+            create_tables,
+            |text| choose(text, &[("keep", false), ("defer", true)]),
+        ),
         max_bytes: problems.parsed(
             "backfill.max_bytes",
             section.max_bytes.as_ref(),

@@ -244,6 +244,7 @@ section!(
         workers: Written,
         existing: Written,
         ddl: Written,
+        indexes: Written,
         max_bytes: Written,
     }
 );

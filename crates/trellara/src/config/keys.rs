@@ -259,6 +259,12 @@ pub(crate) const KEYS: &[Key] = &[
         "Whether setup creates the tables that the target lacks, as the source defines them.",
     ),
     now(
+        "backfill.indexes",
+        "keep | defer",
+        None,
+        "Default keep; with ddl: create, defer. Whether the target's secondary indexes, unique constraints and foreign keys are dropped while a table is copied and made again when its rows are in, where the applier's role owns the table. Their definitions are in trellara.backfill_definition meanwhile.",
+    ),
+    now(
         "backfill.max_bytes",
         "size",
         Some("256MiB"),

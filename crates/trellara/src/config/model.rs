@@ -33,6 +33,8 @@ pub(crate) struct BackfillConfig {
     pub(crate) existing: Existing,
     /// Whether setup creates the tables that the target lacks.
     pub(crate) create_tables: bool,
+    /// Whether indexes and foreign keys of the target are put off until the rows are in.
+    pub(crate) defer_indexes: bool,
     /// Limit of the copy's stream, bytes.
     pub(crate) max_bytes: u64,
 }

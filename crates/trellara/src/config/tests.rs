@@ -308,15 +308,16 @@ fn rows_that_are_there_are_treated_as_the_file_says() {
     };
     let default = backfill("");
     assert!(default.copy && default.existing == Existing::Refuse && !default.create_tables);
+    assert!(!default.defer_indexes && backfill("backfill: {ddl: create}").defer_indexes);
     let expected = BackfillConfig {
         copy: false,
         workers: 32,
         existing: Existing::Keep,
         create_tables: true,
+        defer_indexes: false,
         max_bytes: 4 << 20,
     };
-    let written =
-        "backfill: {mode: none, workers: 32, existing: keep, ddl: create, max_bytes: 4MiB}";
+    let written = "backfill: {mode: none, workers: 32, existing: keep, ddl: create, indexes: keep, max_bytes: 4MiB}";
     assert_eq!(backfill(written), expected);
     let truncate = backfill("backfill: {existing: truncate}").existing;
     assert_eq!(truncate, Existing::Truncate);
@@ -326,6 +327,7 @@ fn rows_that_are_there_are_treated_as_the_file_says() {
         "workers: 33",
         "existing: merge",
         "ddl: all",
+        "indexes: drop",
         "max_bytes: 1MiB",
     ] {
         let text = refused(&format!("{SMALLEST}backfill: {{{wrong}}}"), &[]);

@@ -188,6 +188,9 @@ pub(super) async fn target(
     tables: &[TableName],
     findings: &mut Findings,
 ) -> Result<(), Failure> {
+    if config.backfill.defer_indexes {
+        indexes(config, session, tables, findings).await?;
+    }
     let found = match config.backfill.existing {
         Existing::Refuse => holding_rows(session, tables).await?,
         // What they hold is no matter.
@@ -201,6 +204,56 @@ pub(super) async fn target(
         let cure = "`trellara setup --truncate` deletes them when the table is copied, `--adopt` takes them for \
                     those of the source and copies nothing (or backfill.existing: truncate, keep)";
         findings.error("TARGET_TABLE_HAS_ROWS", table.to_string(), reason, cure);
+    }
+    Ok(())
+}
+
+/// Tables whose indexes stay during the copy, as the applier's role may not make them again.
+async fn indexes(
+    config: &Config,
+    session: &Session,
+    tables: &[TableName],
+    findings: &mut Findings,
+) -> Result<(), Failure> {
+    const STAY: &str = "\
+        SELECT n.nspname::text, c.relname::text, pg_get_userbyid(c.relowner)::text, \
+               pg_has_role(r.oid, c.relowner, 'USAGE') \
+          FROM unnest($1::text[], $2::text[]) AS t(s, n) \
+          JOIN pg_namespace AS n ON n.nspname = t.s \
+          JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = t.n AND c.relkind IN ('r', 'p') \
+         CROSS JOIN (SELECT to_regrole(quote_ident($3))::oid) AS r(oid) \
+         WHERE r.oid IS NOT NULL \
+           AND NOT (pg_has_role(r.oid, c.relowner, 'USAGE') \
+                    AND has_schema_privilege(r.oid, n.oid, 'CREATE')) \
+           AND EXISTS (SELECT FROM pg_index AS i WHERE i.indrelid = c.oid AND NOT i.indisprimary) \
+         ORDER BY 1, 2";
+    let (schemas, names) = published::columns(tables);
+    let role = config.target.role.as_str();
+    let rows = session
+        .client
+        .query(STAY, &[&schemas, &names, &role])
+        .await?;
+    for row in &rows {
+        let (schema, name, owner, owns): (&str, &str, &str, bool) =
+            (row.get(0), row.get(1), row.get(2), row.get(3));
+        let who = quote::identifier(role);
+        let (reason, cure) = match owns {
+            true => (
+                format!(
+                    "role {role} may not create in its schema, so its indexes stay during the copy"
+                ),
+                format!(
+                    "GRANT CREATE ON SCHEMA {} TO {who}",
+                    quote::identifier(schema)
+                ),
+            ),
+            false => (
+                format!("role {role} does not own it, so its indexes stay during the copy"),
+                format!("GRANT {} TO {who}", quote::identifier(owner)),
+            ),
+        };
+        let about = quote::qualified(schema, name);
+        findings.warning("TARGET_INDEXES_STAY", about, reason, cure);
     }
     Ok(())
 }

@@ -336,7 +336,7 @@ impl Copy {
         self.becomes_true(&sql).await;
     }
 
-    async fn becomes_true(&self, sql: &str) {
+    pub(crate) async fn becomes_true(&self, sql: &str) {
         let began = Instant::now();
         while self.text(sql).await != "true" {
             assert!(began.elapsed() < PATIENCE, "never true: {sql}");
