@@ -277,7 +277,8 @@ impl Writer {
                 Ok(true)
             }
             Manner::Prepared => {
-                let gid = format!("'handover {number} {n}'");
+                // One name space for all databases of a server.
+                let gid = format!("'handover {} {number} {n}'", self.load.seed);
                 let script = format!("{begin} {} PREPARE TRANSACTION {gid}", self.statements());
                 client.batch_execute(&script).await?;
                 let open = self.random.random_range(10..200);

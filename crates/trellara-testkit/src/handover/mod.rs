@@ -116,7 +116,10 @@ pub fn ground(version: u32) -> Result<Ground> {
         &GroundOptions::version(version)
             .source("max_prepared_transactions", "40")
             .source("logical_decoding_work_mem", "64kB")
-            .source("max_connections", "80"),
+            // Of several hand-overs at once.
+            .source("max_connections", "200")
+            .source("max_replication_slots", "20")
+            .source("max_wal_senders", "20"),
     )
 }
 
@@ -128,7 +131,21 @@ pub async fn handover(
     options: &HandoverOptions,
 ) -> Result<Handover> {
     let mut flow = prepare(ground, name, shape, options).await?;
-    let run = run(ground, &mut flow, shape, options).await;
+    let run = run(Some(ground), &mut flow, shape, options).await;
+    let run = run.with_context(|| format!("{name}, {shape:?}, seed {}", options.seed))?;
+    leave(ground, flow).await?;
+    Ok(run)
+}
+
+/// The same without kills, on servers on which other hand-overs go on.
+pub async fn handover_beside(
+    ground: &Ground,
+    name: &str,
+    shape: Shape,
+    options: &HandoverOptions,
+) -> Result<Handover> {
+    let mut flow = prepare(ground, name, shape, options).await?;
+    let run = run(None, &mut flow, shape, options).await;
     let run = run.with_context(|| format!("{name}, {shape:?}, seed {}", options.seed))?;
     leave(ground, flow).await?;
     Ok(run)
@@ -190,7 +207,7 @@ fn load(shape: Shape, options: &HandoverOptions) -> Load {
 }
 
 async fn run(
-    ground: &mut Ground,
+    killable: Option<&mut Ground>,
     flow: &mut Flow,
     shape: Shape,
     options: &HandoverOptions,
@@ -208,12 +225,12 @@ async fn run(
     flow.start_applier()?;
     let began = Instant::now();
     let burst = tokio::spawn(burst(flow.source_admin.clone(), options.burst));
-    let kills = match options.kills {
-        Some(plan) => {
+    let kills = match (options.kills, killable) {
+        (Some(plan), Some(ground)) => {
             let kills = Kills::new(options.seed);
             kills.deal(plan, (ground, flow), gate, within).await?
         }
-        None => BTreeMap::new(),
+        _ => BTreeMap::new(),
     };
     let copying = flow.copied(within).await?;
     let copied = began.elapsed();
