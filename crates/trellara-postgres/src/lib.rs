@@ -25,6 +25,7 @@ pub mod settle;
 mod socket;
 pub mod sqlstate;
 mod startup;
+pub mod stragglers;
 mod stream;
 #[cfg(test)]
 mod tests;

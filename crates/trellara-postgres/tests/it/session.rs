@@ -6,6 +6,7 @@ use futures_util::FutureExt;
 use tokio::time::timeout;
 use trellara_postgres::settle::{SettleError, Snapshot, settle};
 use trellara_postgres::sqlstate::ErrorClass;
+use trellara_postgres::stragglers::Stragglers;
 use trellara_postgres::{
     ConnectErrorKind, ReplicationConnection, SESSION_SETTINGS, Session, SnapshotAction, fault,
     insert_position,
@@ -363,6 +364,76 @@ async fn the_settle_barrier_waits_for_whom_the_snapshot_calls_finished() {
     settle(&session, &honest, LIMIT).await.expect("no wait");
     other.client.batch_execute("COMMIT").await.expect("commit");
     settle(&session, &early, LIMIT).await.expect("settled");
+}
+
+/// A commit that waits for a standby is in the log, and in no snapshot.
+#[tokio::test]
+async fn who_may_have_committed_unseen_is_waited_for_and_nobody_else() {
+    let server = server(18);
+    let options = server.options("user=postgres");
+    let session = Session::connect(&options).await.expect("connect");
+    let [waits, works] = [
+        Session::connect(&options).await.expect("connect"),
+        Session::connect(&options).await.expect("connect"),
+    ];
+    let mut none = Stragglers::of(&session).await.expect("a snapshot");
+    assert_eq!(none.left(&session).await.expect("an answer"), None);
+
+    let idle = begin(&waits).await;
+    let mut listed = Stragglers::of(&session).await.expect("a snapshot");
+    let left = listed.left(&session).await.expect("an answer");
+    assert_eq!(left, None, "{idle} waits for its client");
+
+    let hold = "SELECT pg_advisory_lock(4711)";
+    session.client.batch_execute(hold).await.expect("a lock");
+    let busy = begin(&works).await;
+    let working = works.client.batch_execute(hold);
+    tokio::pin!(working);
+    assert!(
+        timeout(Duration::from_millis(100), &mut working)
+            .await
+            .is_err()
+    );
+    let mut listed = Stragglers::of(&session).await.expect("a snapshot");
+    let left = listed.left(&session).await.expect("an answer");
+    assert!(left.is_some_and(|left| left.contains(&busy.to_string())));
+    let give = "SELECT pg_advisory_unlock(4711)";
+    session.client.batch_execute(give).await.expect("unlocked");
+    working.await.expect("it goes on");
+    works.client.batch_execute("ROLLBACK").await.expect("over");
+    let left = listed.left(&session).await.expect("an answer");
+    assert_eq!(left, None);
+
+    let standby = |name: &str| {
+        server.psql(&format!(
+            "ALTER SYSTEM SET synchronous_standby_names = '{name}'"
+        ));
+        server.psql("SELECT pg_reload_conf()");
+    };
+    standby("nobody");
+    let wait = "ROLLBACK; SET synchronous_commit = on";
+    waits.client.batch_execute(wait).await.expect("set");
+    // From some moment on, when all of the server has heard of it.
+    let began = Instant::now();
+    let commit = loop {
+        assert!(began.elapsed() < LIMIT, "no commit waits");
+        begin(&waits).await;
+        let mut commit = Box::pin(waits.client.batch_execute("COMMIT"));
+        match timeout(Duration::from_millis(200), &mut commit).await {
+            Ok(committed) => committed.expect("committed"),
+            Err(_) => break commit,
+        }
+    };
+    let mut listed = Stragglers::of(&session).await.expect("a snapshot");
+    let left = listed.left(&session).await.expect("an answer");
+    assert!(left.is_some_and(|left| left.contains("SyncRep")));
+    standby("");
+    timeout(LIMIT, commit)
+        .await
+        .expect("in time")
+        .expect("committed");
+    let left = listed.left(&session).await.expect("an answer");
+    assert_eq!(left, None);
 }
 
 /// Opens a transaction with a number of its own, which is returned.
