@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
-use trellara_envelope::{Halt, HaltCode, Incarnation, StreamSequence};
+use trellara_envelope::{Halt, HaltCode, Incarnation, StreamSequence, TransactionIdentity};
 use trellara_jetstream::consume::{Consumer, ConsumerOptions, Delivery};
 use trellara_jetstream::read::Reader;
 use trellara_jetstream::{Broker, BrokerError};
@@ -104,6 +104,8 @@ pub(crate) struct Attempt<'a> {
     paused: Option<Paused>,
     /// A frame in front of which the lane stands until a copy is in.
     awaited: Option<Awaited>,
+    /// The transaction that somebody was told of last that the lane stands in front of it.
+    told_of: Option<TransactionIdentity>,
     /// What is being copied, and the loader that copies it.
     backfill: Backfill,
     reader: Reader,
@@ -184,7 +186,7 @@ impl<'a> Attempt<'a> {
         let backfill = Backfill::begin(
             target.client(),
             (options, broker, status),
-            (held, &registration, durable.source.system),
+            (held, &registration, durable.source),
         )
         .await?;
         let mut trimmer = Trimmer::new(broker, options, &start.stream, &registration);
@@ -212,6 +214,7 @@ impl<'a> Attempt<'a> {
             fence: None,
             paused: None,
             awaited: None,
+            told_of: None,
             backfill,
             reporter,
             trimmer,

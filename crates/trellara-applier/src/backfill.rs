@@ -9,12 +9,12 @@
 //! part: a part's rows and its row in the ledger of parts commit together, or neither does.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use tokio::sync::Notify;
 use tokio_postgres::{Client, GenericClient};
 use tokio_util::task::AbortOnDropHandle;
-use trellara_envelope::{FlowName, SystemId};
+use trellara_envelope::{FlowName, SourceId, Timeline};
 use trellara_jetstream::Broker;
 
 use crate::lane::Held;
@@ -49,7 +49,7 @@ pub use store::{CopyState, TableCopy};
 /// again every few seconds by whoever still waits.
 pub const LOOK: &str = "backfill";
 
-/// What the copies of a flow have to say now.
+/// What the copies of a flow have to say now; how far each is on its way is no part of it.
 ///
 /// # Errors
 /// The server's.
@@ -57,7 +57,9 @@ pub async fn read(
     client: &impl GenericClient,
     flow: &FlowName,
 ) -> Result<Arc<Copies>, tokio_postgres::Error> {
-    Ok(Arc::new(Copies::of(store::read(client, flow).await?)))
+    let rows = store::read(client, flow).await?;
+    let rows = rows.into_iter().map(TableCopy::without_progress);
+    Ok(Arc::new(Copies::of(rows)))
 }
 
 /// What an attempt has of the copy: what is known of it, and the loader that works on it.
@@ -68,6 +70,8 @@ pub(crate) struct Backfill {
     nudge: Arc<Notify>,
     /// Whether the lane stands in front of a transaction that waits for a copy.
     awaited: Arc<AtomicBool>,
+    /// The source's timeline as the lane has it.
+    timeline: Arc<AtomicU32>,
     loader: AbortOnDropHandle<Trouble>,
 }
 
@@ -76,7 +80,7 @@ impl Backfill {
     pub(crate) async fn begin(
         client: &Client,
         (options, broker, status): (&ApplierOptions, &Broker, &Arc<ApplierStatus>),
-        (held, registration, system): (Held, &str, SystemId),
+        (held, registration, source): (Held, &str, SourceId),
     ) -> Result<Self, Trouble> {
         let books = Books {
             flow: options.flow.clone(),
@@ -87,21 +91,24 @@ impl Backfill {
         let changes = Arc::new(Notify::new());
         let nudge = Arc::new(Notify::new());
         let awaited = Arc::new(AtomicBool::new(false));
+        let timeline = Arc::new(AtomicU32::new(source.timeline.0));
         let begun = Begun {
             options: options.clone(),
             held,
             status: Arc::clone(status),
             registration: registration.to_owned(),
-            system,
+            system: source.system,
             changes: Arc::clone(&changes),
             nudge: Arc::clone(&nudge),
             awaited: Arc::clone(&awaited),
+            timeline: Arc::clone(&timeline),
         };
         let loader = Loader::new(broker, begun).run(rows);
         Ok(Self {
             changes,
             nudge,
             awaited,
+            timeline,
             loader: AbortOnDropHandle::new(tokio::spawn(loader)),
         })
     }
@@ -116,6 +123,11 @@ impl Backfill {
         if self.awaited.swap(awaited, Ordering::Relaxed) != awaited {
             self.nudge();
         }
+    }
+
+    /// The lane has come to that timeline: what begins to come from an earlier one is void.
+    pub(crate) fn on_timeline(&self, timeline: Timeline) {
+        self.timeline.fetch_max(timeline.0, Ordering::Relaxed);
     }
 
     /// Resolves when the loader has changed something about the copies. Cancel safe.

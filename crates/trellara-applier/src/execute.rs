@@ -5,7 +5,7 @@
 //! [`Executor::flush`] has returned `Ok`, and rolls back after any error (C31).
 
 mod conflict;
-mod deferred;
+pub(crate) mod deferred;
 mod error;
 mod pipeline;
 mod statements;
@@ -22,7 +22,7 @@ pub use self::error::{ApplyError, ApplyErrorDetails, ApplyErrorKind};
 use self::pipeline::Pipeline;
 pub(crate) use self::statements::Statements;
 use crate::backfill::sieve::{Sieve, Waits};
-use crate::plan::{Change, Identity, Planner, owned_sequences};
+use crate::plan::{Change, Emptying, Identity, Planner, owned_sequences};
 use crate::quarantine::ConflictRules;
 use crate::target::{Catalog, TargetTable};
 
@@ -318,10 +318,14 @@ impl<'c> Executor<'c> {
         self.changes += 1;
         let place = self.planner.count();
         let mut tables = Vec::new();
+        let mut emptying = Emptying::Truncate;
         for oid in oids {
             if let Some(sieve) = &mut self.sieve
                 && !sieve.keeps(oid, relations).map_err(not_in)?
             {
+                if self.planner.is_role_replica() {
+                    emptying = Emptying::Delete;
+                }
                 continue;
             }
             let table = async {
@@ -342,6 +346,10 @@ impl<'c> Executor<'c> {
         } else {
             Identity::Continue
         };
+        let identity = match (identity, emptying) {
+            (Identity::Restart, Emptying::Delete) => Identity::SetBack,
+            (identity, Emptying::Delete | Emptying::Truncate) => identity,
+        };
         let identity = match identity {
             Identity::SetBack if self.rehearses => Identity::Continue,
             Identity::SetBack | Identity::Restart | Identity::Continue => identity,
@@ -352,7 +360,8 @@ impl<'c> Executor<'c> {
             .beside(deferrable)
             .await
             .map_err(|error| error.at(place, 1))?;
-        self.planner.truncate(&tables, identity, &deferrable);
+        self.planner
+            .truncate(&tables, (emptying, identity), &deferrable);
         self.send_ready().await
     }
 

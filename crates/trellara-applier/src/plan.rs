@@ -50,6 +50,17 @@ pub(crate) struct Step<'a> {
     pub(crate) table: Arc<TargetTable>,
 }
 
+/// How tables are emptied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Emptying {
+    /// As the source did.
+    Truncate,
+    /// Row by row. Of the source's TRUNCATE a table is left out, and if foreign keys of that one
+    /// point at the others, the server refuses to truncate them. Only under the replica role: nothing
+    /// follows from a row that goes there.
+    Delete,
+}
+
 /// What a TRUNCATE does with the sequences that belong to the tables' columns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Identity {
@@ -136,6 +147,11 @@ impl Planner {
         };
     }
 
+    /// Whether triggers and foreign keys do nothing.
+    pub(crate) fn is_role_replica(&self) -> bool {
+        self.role_replica
+    }
+
     /// Whether like changes may go together.
     pub(crate) fn is_set_wise(&self) -> bool {
         self.set_wise
@@ -178,7 +194,7 @@ impl Planner {
     pub(crate) fn truncate(
         &mut self,
         tables: &[Arc<TargetTable>],
-        identity: Identity,
+        (emptying, identity): (Emptying, Identity),
         deferrable: &[Deferrable],
     ) {
         let Some(first) = tables.first() else { return };
@@ -197,7 +213,10 @@ impl Planner {
             (!names.is_empty()).then(|| format!("SET CONSTRAINTS {} {when}", names.join(", ")))
         };
         let mut sql: Vec<String> = set("IMMEDIATE", &|_| true).into_iter().collect();
-        sql.push(format!("TRUNCATE {}{restart}", names.join(", ")));
+        match emptying {
+            Emptying::Truncate => sql.push(format!("TRUNCATE {}{restart}", names.join(", "))),
+            Emptying::Delete => sql.extend(names.iter().map(|name| format!("DELETE FROM {name}"))),
+        }
         sql.extend(set("DEFERRED", &|constraint| {
             !self.role_replica || constraint.waits
         }));

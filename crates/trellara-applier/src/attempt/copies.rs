@@ -5,6 +5,8 @@
 //! What is said of the copies changes only between target transactions, with everything in that was
 //! judged by what was said before.
 
+use std::sync::Arc;
+
 use trellara_envelope::{AbortedSet, Body, BundleEntry, CopyTable};
 use trellara_pgoutput::ChangeReader;
 
@@ -80,6 +82,36 @@ impl Attempt<'_> {
         Ok(store::notice(self.target.client(), lane, epoch, &unnoticed).await?)
     }
 
+    /// The source goes on from a history: copies that brought what is not in it are void.
+    pub(super) async fn leave_what_is_lost(&mut self, opened: &Delivered) -> Result<(), Trouble> {
+        let Some(history) = machine::history_of(&opened.frame.body) else {
+            return Ok(());
+        };
+        self.backfill.on_timeline(history.timeline);
+        let copies = Arc::clone(&self.writer.copies);
+        let lost = copies.lost_by(history);
+        if lost.is_empty() {
+            return Ok(());
+        }
+        let (timeline, tables) = (history.timeline, lost.len());
+        tracing::warn!(
+            flow = %self.options.flow, %timeline, tables,
+            "the source went on without all that copies of tables brought; they are begun anew"
+        );
+        let reason = format!(
+            "the source's timeline {timeline} begins in front of what the copy's snapshot saw"
+        );
+        self.write_down().await?;
+        let lane = (&self.options.flow, self.options.lane);
+        let epoch = self.writer.held.epoch;
+        let client = self.target.client();
+        store::lost(client, lane, epoch, (&lost, &reason)).await?;
+        self.writer.copies = backfill::read(client, &self.options.flow).await?;
+        self.notice_copies().await?;
+        self.backfill.nudge();
+        Ok(())
+    }
+
     /// Whether the lane stands still for a copy. A rewind goes on: it applies nothing.
     pub(super) fn waits_for_copy(&self) -> bool {
         self.held_by_copy() && self.rewinding.is_none()
@@ -124,10 +156,13 @@ impl Attempt<'_> {
                 known = behind;
             }
         }
-        tracing::info!(
-            flow = %self.options.flow, transaction = %entries[place].identity(), %table,
-            "standing in front of a transaction until the copy of a table is in"
-        );
+        let transaction = entries[place].identity();
+        if self.told_of.replace(transaction) != Some(transaction) {
+            tracing::info!(
+                flow = %self.options.flow, %transaction, %table,
+                "standing in front of a transaction until the copy of a table is in"
+            );
+        }
         self.awaited = Some(Awaited {
             opened,
             known,

@@ -89,10 +89,12 @@ impl Attempt<'_> {
         match self.machine.frame(&opened) {
             Verdict::Apply(range) => self.accept(&opened, (known, range), None).await?,
             Verdict::Progress => {
+                self.leave_what_is_lost(&opened).await?;
                 self.claim(&opened, known).await?;
                 self.pass(&opened).await?;
             }
             Verdict::Duplicate => {
+                self.leave_what_is_lost(&opened).await?;
                 self.count_duplicate(&opened);
                 self.claim(&opened, known).await?;
                 self.pass(&opened).await?;

@@ -234,7 +234,7 @@ impl Book {
             payload,
         } = frame;
         if header.source.system != self.system {
-            return Step::Nothing;
+            return self.foreign(header);
         }
         if let CopyEvent::Begin(begin) = event {
             return match self.may_begin(&header) {
@@ -427,6 +427,26 @@ impl Book {
             keep
         });
         self.open.len() < before
+    }
+
+    /// What comes from another cluster can never be this flow's: if it is what is waited for, somebody
+    /// has to know.
+    fn foreign(&self, header: CopyHeader) -> Step {
+        match self.standing(&header) {
+            Standing::Stale => Step::Nothing,
+            Standing::Ours | Standing::Unbegun => Step::Failed {
+                reason: format!(
+                    "its rows come from cluster {}, and the flow's source is cluster {}",
+                    header.source.system, self.system
+                ),
+                hint: format!(
+                    "let the relay read from the flow's source, then run trellara table recopy {}",
+                    header.table
+                ),
+                table: header.table,
+                lasting: true,
+            },
+        }
     }
 
     fn may_begin(&self, header: &CopyHeader) -> bool {

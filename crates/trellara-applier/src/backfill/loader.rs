@@ -4,9 +4,9 @@
 //! It lives as long as an attempt. Whatever passes by itself ends the attempt, which begins anew: a
 //! part is in or it is not, and the stream holds every part that is not.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
@@ -29,14 +29,17 @@ use super::rule::Copies;
 use super::session::LoadSession;
 use super::store::{CopyState, TableCopy};
 use super::worker::{self, Common, Outcome, PartEnd, Piece};
+use crate::execute::ApplyError;
+use crate::execute::deferred::check_whole;
 use crate::lane::Held;
 use crate::metric;
 use crate::options::ApplierOptions;
 use crate::status::{ApplierStatus, CopyRates};
 use crate::trouble::Trouble;
 
-/// After that many copies of a table that came to nothing, in a row, an operator is needed.
-const AGAIN_MAX: u32 = 5;
+/// After that many copies of a table that came to nothing, since it was asked for, an operator is
+/// needed: with the pauses between them that takes three minutes and what was copied in vain.
+const IN_VAIN_MAX: u32 = 10;
 /// What the target remembers is read again at least this often while something is copied: the
 /// notification of a change may be lost.
 const REREAD: Duration = Duration::from_secs(10);
@@ -64,8 +67,6 @@ pub(super) struct Loader {
     wholes: Vec<CopyTable>,
     /// What the lane was told of.
     told: Copies,
-    /// How often in a row a table's copy came to nothing.
-    again: HashMap<CopyTable, u32>,
     trimmed_to: StreamSequence,
     trim_at: Option<Instant>,
     read_at: Instant,
@@ -77,6 +78,8 @@ pub(super) struct Loader {
     /// Whether the rows were read at all.
     looked: bool,
     rates: CopyRates,
+    /// The source's timeline as the lane has it.
+    timeline: Arc<AtomicU32>,
 }
 
 /// What the target remembers: copies, with the parts that are in of those under way.
@@ -94,6 +97,8 @@ pub(super) struct Begun {
     pub(super) nudge: Arc<Notify>,
     /// The lane stands in front of a transaction that waits for a copy.
     pub(super) awaited: Arc<AtomicBool>,
+    /// The source's timeline as the lane has it.
+    pub(super) timeline: Arc<AtomicU32>,
 }
 
 enum Event {
@@ -115,6 +120,7 @@ impl Loader {
             changes,
             nudge,
             awaited,
+            timeline,
         } = begun;
         let flow = options.flow.clone();
         let books = Books {
@@ -146,7 +152,6 @@ impl Loader {
             restorer,
             wholes: Vec::new(),
             told: Copies::default(),
-            again: HashMap::new(),
             trimmed_to: StreamSequence(0),
             trim_at: None,
             read_at: now,
@@ -155,6 +160,7 @@ impl Loader {
             lingers: false,
             looked: false,
             rates: CopyRates::default(),
+            timeline,
         }
     }
 
@@ -235,6 +241,8 @@ impl Loader {
     }
 
     async fn tick(&mut self) -> Result<(), Trouble> {
+        // A pause may be over.
+        self.order();
         self.orders.send().await;
         if self.read_at.elapsed() >= REREAD {
             self.reread().await?;
@@ -246,7 +254,7 @@ impl Loader {
         }
         let stall = self.common.options.stall_timeout;
         let waits = self.book.waits_for_chunks() && self.pending.is_none();
-        if waits && self.heard_at.elapsed() >= stall {
+        if waits && !self.stalled && self.heard_at.elapsed() >= stall {
             // The relay is gone, or waits. Transactions that stay open keep others from the table.
             tracing::warn!(
                 flow = %self.flow, seconds = stall.as_secs(),
@@ -296,7 +304,7 @@ impl Loader {
 
     fn order(&mut self) {
         let tables: Vec<&TableCopy> = self.book.copies().collect();
-        self.orders.set(&tables, self.trimmed_to);
+        self.orders.set(&tables, self.trimmed_to, Instant::now());
     }
 
     fn show(&mut self) {
@@ -428,6 +436,10 @@ impl Loader {
         (table, writer): (&CopyTable, Incarnation),
         begin: (SourceId, &CopyBegin),
     ) -> Result<(), Trouble> {
+        if begin.0.timeline.0 < self.timeline.load(Ordering::Relaxed) {
+            let reason = "it was read before a standby of the source was promoted";
+            return self.void(table, reason).await;
+        }
         self.drain(table).await?;
         let Some(generation) = self.book.copy(table).map(|copy| copy.generation) else {
             return Ok(());
@@ -507,7 +519,6 @@ impl Loader {
                 if !current {
                     return Ok(());
                 }
-                self.again.remove(&key.table);
                 let step = self.book.part_in(&key, rows, bytes);
                 self.act(step, Incarnation(0)).await?;
                 self.trim_soon();
@@ -549,6 +560,12 @@ impl Loader {
             self.changed().await;
             return Ok(());
         }
+        if let Some(refused) = self.recheck(table).await? {
+            return self
+                .give_up(table, &refused.to_string(), &refused.hint)
+                .await;
+        }
+        let desk = self.desk().await?;
         let loaded = books.loaded(desk.client(), &copy, parts).await?;
         if !loaded {
             self.reread().await?;
@@ -566,15 +583,35 @@ impl Loader {
         Ok(())
     }
 
+    /// What the table's rows are refused for although they are in: the replica role does not enforce
+    /// everything.
+    async fn recheck(&mut self, table: &CopyTable) -> Result<Option<ApplyError>, Trouble> {
+        let common = Arc::clone(&self.common);
+        self.desk().await?;
+        let Some(mut desk) = self.desk.take() else {
+            return Ok(None);
+        };
+        desk.rests(false);
+        let checking = Box::pin(check_whole(desk.client(), (&table.schema, &table.name)));
+        let checking = desk.watched(&common.status, checking);
+        let checked = self.orders.alongside(checking).await?;
+        desk.rests(true);
+        self.desk = Some(desk);
+        match checked {
+            Ok(()) => Ok(None),
+            Err(error) if worker::passes(&error) => Err(Trouble::passing(error.to_string())),
+            Err(error) => Ok(Some(error)),
+        }
+    }
+
     /// What came of the table's copy is void: another one is asked for, unless that happened too
     /// often.
     async fn void(&mut self, table: &CopyTable, reason: &str) -> Result<(), Trouble> {
-        let times = self.again.entry(table.clone()).or_default();
-        *times += 1;
-        if *times >= AGAIN_MAX {
-            let hint = "look at the relay's log, then run trellara table recopy";
-            let reason = format!("begun {times} times without a single part: {reason}");
-            return self.give_up(table, &reason, hint).await;
+        let times = self.book.copy(table).map_or(0, |copy| copy.in_vain) + 1;
+        if times >= IN_VAIN_MAX {
+            let hint = format!("look at the relay's log, then run trellara table recopy {table}");
+            let reason = format!("{times} copies came to nothing, the last because: {reason}");
+            return self.give_up(table, &reason, &hint).await;
         }
         tracing::warn!(flow = %self.flow, %table, reason, "a copy is void and begins anew");
         metric::count(metric::BACKFILL_GENERATIONS, &self.flow, 1);
@@ -615,7 +652,6 @@ impl Loader {
         if !failed {
             return self.reread().await;
         }
-        self.again.remove(table);
         self.book.given_up(table, reason, hint);
         self.changed().await;
         Ok(())
@@ -728,6 +764,17 @@ async fn at(when: Option<Instant>) {
     }
 }
 
+/// Whoever may not is warned by the server, table by table. The right to do it came with 17; before,
+/// nobody knows the word.
+const MAY_ANALYZE: &str = "\
+SELECT pg_catalog.pg_has_role(c.relowner, 'USAGE') \
+       OR (c.relkind <> 'p' \
+           AND pg_catalog.current_setting('server_version_num')::integer >= 170000 \
+           AND pg_catalog.has_table_privilege(c.oid, \
+                 CASE WHEN pg_catalog.current_setting('server_version_num')::integer >= 170000 \
+                      THEN 'MAINTAIN' ELSE 'TRIGGER' END)) \
+  FROM pg_catalog.pg_class AS c WHERE c.oid = $1::text::pg_catalog.regclass";
+
 /// Statistics for the planner, where the role may take them; nothing waits for that.
 pub(super) async fn analyze(
     common: Arc<Common>,
@@ -740,7 +787,14 @@ pub(super) async fn analyze(
     };
     let name = quote::qualified(&table.schema, &table.name);
     let client = session.client();
-    match client.batch_execute(&format!("ANALYZE {name}")).await {
+    let analyzed = async {
+        let may: bool = client.query_one(MAY_ANALYZE, &[&name]).await?.try_get(0)?;
+        match may {
+            true => client.batch_execute(&format!("ANALYZE {name}")).await,
+            false => Ok(()),
+        }
+    };
+    match analyzed.await {
         Ok(()) => Some(session),
         Err(error) => {
             tracing::warn!(%table, error = %fault(&error), "the table was not analyzed");

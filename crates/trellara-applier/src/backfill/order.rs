@@ -4,12 +4,15 @@
 //! The relay remembers nothing of copies beyond its own life, so an order says everything each time:
 //! what is not in yet, whether the lane waits for it, what room was given back.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use trellara_envelope::{CopyOrder, CopyWanted, FlowName, LaneEpoch, Oid, StreamSequence};
+use trellara_envelope::{
+    CopyOrder, CopyTable, CopyWanted, FlowName, LaneEpoch, Oid, StreamSequence,
+};
 use trellara_jetstream::Broker;
 
 use super::rule::Copies;
@@ -17,6 +20,9 @@ use super::store::{CopyState, TableCopy};
 
 /// Between two orders while nothing changes: the relay takes one for fresh for ten times as long.
 pub(super) const EVERY: Duration = Duration::from_secs(1);
+
+/// The longest pause in front of a copy whose predecessors came to nothing.
+const PAUSE_MAX: Duration = Duration::from_secs(60);
 
 /// Sends a flow's orders on its core subject. One that is lost is replaced by the next.
 #[derive(Debug)]
@@ -26,6 +32,8 @@ pub(super) struct Orders {
     target: String,
     epoch: LaneEpoch,
     order: Option<CopyOrder>,
+    /// Copies that are ordered after a pause, with when it began.
+    rests: HashMap<CopyTable, (u32, Instant)>,
     /// The lane stands in front of a transaction that waits for a copy.
     awaited: Arc<AtomicBool>,
 }
@@ -43,13 +51,20 @@ impl Orders {
             target: target.to_owned(),
             epoch,
             order: None,
+            rests: HashMap::new(),
             awaited,
         }
     }
 
     /// From now on this is what is ordered.
-    pub(super) fn set(&mut self, tables: &[&TableCopy], trimmed_to: StreamSequence) {
-        let wanted = wanted(tables);
+    pub(super) fn set(&mut self, tables: &[&TableCopy], trimmed_to: StreamSequence, now: Instant) {
+        rest(&mut self.rests, tables, now);
+        let rests = |copy: &&TableCopy| {
+            let since = self.rests.get(&copy.table);
+            since.is_none_or(|(_, since)| now.duration_since(*since) >= pause(copy.in_vain))
+        };
+        let due: Vec<&TableCopy> = tables.iter().copied().filter(rests).collect();
+        let wanted = wanted(&due);
         let order = CopyOrder {
             flow: self.flow.clone(),
             target: self.target.clone(),
@@ -99,6 +114,30 @@ impl Orders {
     }
 }
 
+/// How long to wait before a copy is ordered of which so many came to nothing: the first may have
+/// been a mishap, what goes on for longer needs time to pass.
+fn pause(in_vain: u32) -> Duration {
+    match in_vain {
+        0 | 1 => Duration::ZERO,
+        more => Duration::from_secs(1 << (more - 2).min(6)).min(PAUSE_MAX),
+    }
+}
+
+/// Notes which copies are to be ordered after a pause; it begins when that is heard of.
+fn rest(rests: &mut HashMap<CopyTable, (u32, Instant)>, tables: &[&TableCopy], now: Instant) {
+    let resting = |copy: &&&TableCopy| {
+        copy.state == CopyState::Wanted && pause(copy.in_vain) > Duration::ZERO
+    };
+    let resting = tables.iter().filter(resting);
+    let next = resting.map(|copy| {
+        let known = rests.get(&copy.table);
+        let known = known.filter(|(generation, _)| *generation == copy.generation);
+        let since = known.map_or(now, |(_, since)| *since);
+        (copy.table.clone(), (copy.generation, since))
+    });
+    *rests = next.collect();
+}
+
 /// What is not in yet, as much of it as one order takes; what the lane waits for comes first.
 fn wanted(tables: &[&TableCopy]) -> Vec<CopyWanted> {
     let open = |copy: &&&TableCopy| match copy.state {
@@ -131,8 +170,6 @@ fn removed(tables: &[&TableCopy]) -> Vec<Oid> {
 
 #[cfg(test)]
 mod tests {
-    use trellara_envelope::CopyTable;
-
     use super::*;
 
     fn copy(name: &str, state: CopyState, initial: bool) -> TableCopy {
@@ -182,6 +219,29 @@ mod tests {
         let rows = [unnoticed("a", false), unnoticed("b", true)];
         let rows: Vec<&TableCopy> = rows.iter().collect();
         assert_eq!(names(&wanted(&rows)), ["b"]);
+    }
+
+    #[test]
+    fn the_pause_before_another_copy_grows_and_belongs_to_its_generation() {
+        let begun = Instant::now();
+        let at = |seconds| begun + Duration::from_secs(seconds);
+        let mut rests = HashMap::new();
+        let of = |generation, in_vain| TableCopy {
+            generation,
+            in_vain,
+            ..copy("t", CopyState::Wanted, true)
+        };
+        let mut since = |copy: TableCopy, now| {
+            rest(&mut rests, &[&copy], now);
+            rests.get(&copy.table).map(|(_, since)| *since)
+        };
+        assert_eq!(since(of(2, 1), at(0)), None, "at once");
+        assert_eq!(since(of(3, 2), at(1)), Some(at(1)));
+        assert_eq!(since(of(3, 2), at(5)), Some(at(1)), "the same pause");
+        assert_eq!(since(of(4, 3), at(9)), Some(at(9)));
+        assert_eq!(since(of(1, 0), at(9)), None, "somebody asked for it");
+        let pauses: Vec<u64> = (0..10).map(|times| pause(times).as_secs()).collect();
+        assert_eq!(pauses, [0, 0, 1, 2, 4, 8, 16, 32, 60, 60]);
     }
 
     #[test]

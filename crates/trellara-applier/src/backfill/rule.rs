@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use trellara_envelope::{CopyTable, Lsn, SourceId, TransactionIdentity};
+use trellara_envelope::{CopyTable, Lsn, SourceHistory, SourceId, TransactionIdentity};
 
 use super::store::{CopyState, TableCopy};
 
@@ -154,6 +154,24 @@ impl Copies {
         self.tables.values().filter(passed).collect()
     }
 
+    /// The copies that may have brought what the source's history lacks: a standby was promoted that
+    /// had not everything which the snapshot saw. Of those that the lane has passed that cannot be:
+    /// it would have passed the end of its timeline.
+    pub fn lost_by(&self, history: &SourceHistory) -> Vec<&TableCopy> {
+        let lost = |copy: &&TableCopy| {
+            let under_way = matches!(copy.state, CopyState::Copying | CopyState::Loaded);
+            let (Some(read), Some(converges_at)) = (copy.source, copy.converges_at) else {
+                return false;
+            };
+            let mut left = history.switches.iter();
+            let left = left.find(|(timeline, _)| *timeline == read.timeline);
+            under_way
+                && read.system == history.system
+                && left.is_some_and(|(_, left_at)| *left_at < converges_at)
+        };
+        self.tables.values().filter(lost).collect()
+    }
+
     /// All of them.
     pub fn tables(&self) -> impl Iterator<Item = &TableCopy> {
         self.tables.values()
@@ -265,6 +283,27 @@ mod tests {
         assert_eq!(with(source(1, 2)), Bearing::LeaveOut, "it led there");
         assert_eq!(with(source(1, 4)), Bearing::Apply, "the id was used again");
         assert_eq!(with(source(2, 3)), Bearing::Apply);
+    }
+
+    #[test]
+    fn a_promotion_in_front_of_what_a_snapshot_saw_makes_its_copy_void() {
+        let lost = |state, system, switches: &[(u32, u64)]| {
+            let switches = switches.iter();
+            let history = SourceHistory {
+                system: SystemId(system),
+                timeline: Timeline(9),
+                switches: switches.map(|(t, at)| (Timeline(*t), Lsn(*at))).collect(),
+            };
+            !Copies::of([copy(state)]).lost_by(&history).is_empty()
+        };
+        for state in [CopyState::Copying, CopyState::Loaded] {
+            assert!(lost(state, 1, &[(2, 0x100), (3, 0x4ff)]));
+            assert!(!lost(state, 1, &[(2, 0x100), (3, 0x500)]), "it had all");
+            assert!(!lost(state, 1, &[(2, 0x100)]), "it led there");
+            assert!(!lost(state, 2, &[(3, 0x4ff)]));
+        }
+        assert!(!lost(CopyState::Done, 1, &[(3, 0x4ff)]));
+        assert!(!lost(CopyState::Wanted, 1, &[(3, 0x4ff)]));
     }
 
     #[test]

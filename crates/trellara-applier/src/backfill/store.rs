@@ -170,6 +170,20 @@ impl TableCopy {
         self.state == CopyState::Copying && self.parts.is_some()
     }
 
+    /// The same without what changes while its rows come: of no account to whoever applies.
+    #[must_use]
+    pub(crate) fn without_progress(self) -> Self {
+        Self {
+            estimated: (0, 0),
+            parts: None,
+            loaded: (0, 0),
+            in_vain: 0,
+            reason: None,
+            hint: None,
+            ..self
+        }
+    }
+
     /// The same in another state.
     #[must_use]
     pub fn in_state(self, state: CopyState) -> Self {
@@ -251,6 +265,28 @@ pub(crate) async fn converged(
         )
         .await?;
     Ok(row.get(0))
+}
+
+/// Says under our epoch that these copies are void, because the source lost what they may have
+/// brought: they are begun anew, a table that the lane went on with as if it had been asked for.
+pub(crate) async fn lost(
+    client: &Client,
+    (flow, lane): (&FlowName, Lane),
+    epoch: LaneEpoch,
+    (copies, reason): (&[&TableCopy], &str),
+) -> Result<(), tokio_postgres::Error> {
+    let (flow, lane) = (flow.as_str(), ledger::lane(lane));
+    for copy in copies {
+        let generation = copy.generation.cast_signed();
+        let (schema, name) = (&copy.table.schema, &copy.table.name);
+        client
+            .execute(
+                include_str!("../sql/backfill_lost.sql"),
+                &[&flow, &lane, &epoch.0, schema, name, &generation, &reason],
+            )
+            .await?;
+    }
+    Ok(())
 }
 
 const READ: &str = "\

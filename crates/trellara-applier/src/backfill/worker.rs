@@ -98,7 +98,8 @@ pub(super) async fn run(
                 Ok(outcome) => outcome,
                 Err(trouble) => Outcome::Trouble(trouble),
             };
-            (outcome, at_rest(session).await)
+            let session = at_rest(session, &outcome).await;
+            (outcome, session)
         }
         Err(trouble) => (Outcome::Trouble(trouble), None),
     };
@@ -111,8 +112,12 @@ pub(super) async fn run(
 }
 
 /// The session when nothing is open on it.
-async fn at_rest(mut session: LoadSession) -> Option<LoadSession> {
-    // Outside of a transaction this is a warning that nobody reads.
+async fn at_rest(mut session: LoadSession, outcome: &Outcome) -> Option<LoadSession> {
+    if matches!(outcome, Outcome::In { .. }) {
+        // Its COMMIT was answered.
+        session.rests(true);
+        return Some(session);
+    }
     let rolled_back = tokio::time::timeout(
         crate::session::FITTING,
         session.client().batch_execute("ROLLBACK"),
@@ -318,18 +323,26 @@ fn is_not_ours(error: &Error) -> bool {
 /// What follows from rows, or a table, that the target did not take.
 pub(super) fn refused(error: &Error, key: &PartKey) -> Result<Outcome, Trouble> {
     let refused = ApplyError::from_server(error).on(&key.table.schema, &key.table.name);
+    match passes(&refused) {
+        true => Err(Trouble::from(fault(error))),
+        false => Ok(Outcome::Refused {
+            reason: reason(error, &refused),
+            hint: refused.hint.clone(),
+        }),
+    }
+}
+
+/// Whether it may go better by itself.
+pub(super) fn passes(refused: &ApplyError) -> bool {
     match disposition::of_change(refused.kind, &refused.sqlstate) {
         Disposition::Retry
         | Disposition::RetryNamed
         | Disposition::Probe
-        | Disposition::AskLedger => Err(Trouble::from(fault(error))),
+        | Disposition::AskLedger => true,
         Disposition::HaltAndProbe
         | Disposition::Quarantine
         | Disposition::Stop
-        | Disposition::Operator => Ok(Outcome::Refused {
-            reason: reason(error, &refused),
-            hint: refused.hint.clone(),
-        }),
+        | Disposition::Operator => false,
     }
 }
 

@@ -12,7 +12,7 @@ use trellara_postgres::quote;
 
 use super::{ApplyError, ApplyErrorKind};
 use crate::plan::{Deferrable, Parameter, TouchedTable, arrays};
-use crate::target::{DeferrableConstraint, TargetTable};
+use crate::target::{Catalog, DeferrableConstraint, TargetTable};
 
 /// Checks the constraints of one table against what was touched in it.
 pub(super) async fn check(client: &Client, touched: &TouchedTable) -> Result<(), ApplyError> {
@@ -37,6 +37,29 @@ pub(super) async fn check(client: &Client, touched: &TouchedTable) -> Result<(),
             .map_err(|error| ApplyError::from_server(&error).on(&table.schema, &table.name))?;
         if !found.is_empty() {
             return Err(violated(table, constraint));
+        }
+    }
+    Ok(())
+}
+
+/// Checks the constraints of one table against all of its rows: what COPY wrote under the replica role
+/// nobody has compared with anything.
+pub(crate) async fn check_whole(
+    client: &Client,
+    (schema, name): (&str, &str),
+) -> Result<(), ApplyError> {
+    let Some(table) = Catalog::new().table(client, schema, name).await? else {
+        return Ok(());
+    };
+    for constraint in &table.deferrable {
+        let sql = match constraint.exclusion {
+            true => conflicts(&table, constraint, ""),
+            false => repeated(&table, constraint),
+        };
+        let found = client.query_typed(&sql, &[]).await;
+        let found = found.map_err(|error| ApplyError::from_server(&error).on(schema, name))?;
+        if !found.is_empty() {
+            return Err(violated(&table, constraint));
         }
     }
     Ok(())
@@ -77,7 +100,7 @@ fn violated(table: &TargetTable, constraint: &DeferrableConstraint) -> ApplyErro
         ("23505", "rows with the same key")
     };
     let message = format!(
-        "the transaction would leave {what}, against constraint {}",
+        "there would be {what}, against constraint {}",
         constraint.name
     );
     ApplyError::new(ApplyErrorKind::Data, message)
@@ -120,6 +143,31 @@ fn duplicates_of(table: &TargetTable, constraint: &DeferrableConstraint) -> Stri
 /// Every row that this transaction wrote against all others. It knows its rows by their `xmin`,
 /// so there must be no savepoints in an apply transaction.
 fn conflicts_of_written_rows(table: &TargetTable, constraint: &DeferrableConstraint) -> String {
+    let written = "AND xmin = pg_catalog.pg_current_xact_id()::pg_catalog.xid";
+    conflicts(table, constraint, written)
+}
+
+/// Keys that more than one row has.
+fn repeated(table: &TargetTable, constraint: &DeferrableConstraint) -> String {
+    let keys = constraint.expressions.join(", ");
+    let conditions = constraint.expressions.iter();
+    let mut conditions: Vec<String> = match constraint.nulls_not_distinct {
+        true => Vec::new(),
+        false => conditions
+            .map(|key| format!("({key}) IS NOT NULL"))
+            .collect(),
+    };
+    let predicate = constraint.predicate.as_deref().unwrap_or("true");
+    conditions.push(format!("({predicate})"));
+    format!(
+        "SELECT 1 FROM {} WHERE {} GROUP BY {keys} HAVING pg_catalog.count(*) > 1 LIMIT 1",
+        table.only(),
+        conditions.join(" AND ")
+    )
+}
+
+/// The rows of which `which` holds against all others.
+fn conflicts(table: &TargetTable, constraint: &DeferrableConstraint, which: &str) -> String {
     let values: Vec<String> = constraint
         .expressions
         .iter()
@@ -146,8 +194,7 @@ fn conflicts_of_written_rows(table: &TargetTable, constraint: &DeferrableConstra
     );
     let predicate = constraint.predicate.as_deref().unwrap_or("true");
     format!(
-        "SELECT 1 FROM ({rows} WHERE ({predicate}) \
-         AND xmin = pg_catalog.pg_current_xact_id()::pg_catalog.xid) AS a \
+        "SELECT 1 FROM ({rows} WHERE ({predicate}) {which}) AS a \
          JOIN ({rows} WHERE ({predicate})) AS b ON {} \
          AND (a.place_table <> b.place_table OR a.place <> b.place) LIMIT 1",
         conflict.join(" AND ")

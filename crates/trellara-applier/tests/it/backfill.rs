@@ -3,7 +3,7 @@
 mod hand;
 mod putoff;
 
-use trellara_envelope::{CopyEvent, FrameDigest};
+use trellara_envelope::{CopyEvent, FrameDigest, SystemId};
 
 use self::hand::{Copy, PART};
 use crate::flow::Flow;
@@ -431,20 +431,103 @@ async fn an_operator_is_needed_when_nothing_ever_comes_of_it() {
     let mut copy = Copy::of(Flow::new(18).await, "CREATE TABLE u (id integer, v text)").await;
     copy.wants("u").await;
     copy.make_stream().await;
-    let applier = copy.flow.start();
+    let mut applier = copy.flow.start();
     let failed = || CopyEvent::Failed {
         reason: "rewritten".into(),
         hint: String::new(),
         lasting: false,
     };
-    for generation in 2..=5 {
+    // A table that is truncated again and again: some of it comes in each time.
+    for generation in 2..=10 {
+        copy.begin("u", &["id", "v"]).await;
+        copy.whole_part("u", 0, b"1\ta\n", 1).await;
+        copy.parts_in("u", 1).await;
         copy.event("u", failed()).await;
         copy.generation("u", generation).await;
+        if generation == 6 {
+            // Nobody forgets how often it was.
+            applier.kill().await;
+            applier = copy.flow.start();
+        }
     }
     copy.event("u", failed()).await;
     let row = copy.failed("u").await;
-    assert!(row.reason.contains("5 times"), "{}", row.reason);
+    assert!(row.reason.starts_with("10 copies came"), "{}", row.reason);
     assert!(row.reason.contains("rewritten"), "{}", row.reason);
+    applier.stop().await;
+}
+
+#[tokio::test]
+async fn what_was_read_before_a_promotion_is_read_again() {
+    let mut copy = Copy::of(Flow::new(18).await, "CREATE TABLE u (id integer, v text)").await;
+    let applier = copy.flow.start();
+    copy.flow.marker().await;
+    copy.flow.promote(0x200).await;
+    copy.flow.heartbeat(0x110).await;
+    copy.flow.caught_up().await;
+    copy.wants_later("u").await;
+    copy.notify().await;
+    copy.ordered(|order| !order.wanted.is_empty()).await;
+    copy.make_stream().await;
+    copy.begin("u", &["id", "v"]).await;
+    let row = copy.generation("u", 2).await;
+    assert!(row.reason.contains("promoted"), "{}", row.reason);
+    copy.source = copy.flow.history.source();
+    copy.begin("u", &["id", "v"]).await;
+    copy.whole_part("u", 0, b"1\ta\n", 1).await;
+    copy.end("u", 1, 1).await;
+    copy.loaded("u").await;
+    applier.stop().await;
+}
+
+#[tokio::test]
+async fn rows_of_another_cluster_are_named() {
+    let mut copy = Copy::of(Flow::new(18).await, "CREATE TABLE u (id integer, v text)").await;
+    copy.wants("u").await;
+    copy.make_stream().await;
+    copy.source.system = SystemId(8);
+    copy.begin("u", &["id", "v"]).await;
+    let applier = copy.flow.start();
+    let row = copy.failed("u").await;
+    assert!(row.reason.contains("cluster 8"), "{}", row.reason);
+    applier.stop().await;
+}
+
+#[tokio::test]
+async fn a_target_with_fewer_characters_takes_what_it_has_and_names_the_rest() {
+    let ddl = "CREATE TABLE u (id integer, v text)";
+    let mut copy = Copy::of(Flow::into_latin1(18).await, ddl).await;
+    copy.wants("u").await;
+    copy.make_stream().await;
+    let applier = copy.flow.start();
+    copy.begin("u", &["id", "v"]).await;
+    copy.whole_part("u", 0, "1\t\u{e9}\n".as_bytes(), 1).await;
+    copy.parts_in("u", 1).await;
+    let stored = "SELECT octet_length(v)::text FROM public.u";
+    assert_eq!(copy.text(stored).await, "1");
+    assert_eq!(copy.values("u").await, "1=\u{e9}");
+    copy.whole_part("u", 1, "2\t\u{20ac}\n".as_bytes(), 1).await;
+    let row = copy.failed("u").await;
+    assert!(row.reason.contains("22P05"), "{}", row.reason);
+    assert!(!row.reason.contains('\u{20ac}'), "{}", row.reason);
+    applier.stop().await;
+}
+
+/// The replica role does not enforce it (C37).
+#[tokio::test]
+async fn rows_against_a_deferrable_constraint_do_not_pass_for_a_copy() {
+    let ddl = "CREATE TABLE u (id integer, v text, UNIQUE (id) DEFERRABLE)";
+    let mut copy = Copy::of(Flow::new(18).await, ddl).await;
+    copy.wants("u").await;
+    copy.make_stream().await;
+    let applier = copy.flow.start();
+    copy.begin("u", &["id", "v"]).await;
+    copy.whole_part("u", 0, b"1\ta\n\\N\tb\n\\N\tc\n", 3).await;
+    copy.whole_part("u", 1, b"1\td\n", 1).await;
+    copy.end("u", 2, 4).await;
+    let row = copy.failed("u").await;
+    assert!(row.reason.contains("23505"), "{}", row.reason);
+    assert!(row.reason.contains("u_id_key"), "{}", row.reason);
     applier.stop().await;
 }
 

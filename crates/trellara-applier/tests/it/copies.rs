@@ -274,6 +274,66 @@ async fn of_a_truncate_of_several_tables_only_those_in_a_copy_are_left_out() {
     applier.stop().await;
 }
 
+/// Under the replica role TRUNCATE is refused like anywhere else while another table points at one.
+#[tokio::test]
+async fn what_a_table_in_a_copy_points_at_is_emptied_all_the_same() {
+    let mut flow = two_tables(18).await;
+    flow.run(
+        "ALTER TABLE public.t ADD UNIQUE (id); INSERT INTO public.t VALUES (7, 'before'); \
+         ALTER TABLE public.u ADD FOREIGN KEY (id) REFERENCES public.t (id); \
+         INSERT INTO public.u VALUES (7, 'of the copy')",
+    )
+    .await;
+    copy(&flow, "u", "loaded", Some((&seen_to(0x120), 0x200)), true).await;
+    flow.bundle_of(&[
+        transaction(&[Change::T(1), Change::U(1)]),
+        transaction(&[Change::Truncate(&[T, U]), Change::T(2)]),
+    ])
+    .await;
+    let applier = flow.start();
+    flow.caught_up().await;
+    assert_eq!(both(&flow).await, ("2".into(), "7".into()));
+    applier.stop().await;
+}
+
+#[tokio::test]
+async fn a_copy_of_what_a_promoted_standby_lacks_is_begun_anew() {
+    let mut flow = two_tables(18).await;
+    let seen = seen_to(0x120);
+    copy(&flow, "u", "loaded", Some((&seen, 0x200)), true).await;
+    copy(&flow, "t", "loaded", Some((&seen, 0x118)), true).await;
+    let source = "UPDATE trellara.backfill SET source_system = 7412345678901234567, \
+                  source_timeline = 1";
+    flow.run(source).await;
+    let applier = flow.start();
+    flow.bundle_of(&[transaction(&[Change::T(1), Change::U(1)])])
+        .await;
+    flow.caught_up().await;
+    assert_eq!(both(&flow).await, (String::new(), String::new()));
+    flow.promote(0x118).await;
+    becomes(&flow, "u", "wanted").await;
+    let row = "SELECT generation || ': ' || reason || initial FROM trellara.backfill \
+               WHERE table_name = 'u'";
+    let row = flow.target.client.query_one(row, &[]).await.unwrap();
+    let row: String = row.get(0);
+    assert!(
+        row.starts_with("2: the source's timeline 2 begins"),
+        "{row}"
+    );
+    assert!(row.ends_with("false"), "the lane went on: {row}");
+    // An id that the snapshot saw is given out again.
+    flow.bundle_of(&[transaction(&[Change::T(2), Change::U(2)])])
+        .await;
+    copying(&applier, "public.u").await;
+    let noticed = "SELECT noticed_epoch IS NOT NULL FROM trellara.backfill WHERE table_name = 'u'";
+    let noticed = flow.target.client.query_one(noticed, &[]).await.unwrap();
+    assert!(noticed.get::<_, bool>(0), "it may begin");
+    copy(&flow, "u", "loaded", Some(("1:1:", 0x130)), false).await;
+    flow.caught_up().await;
+    assert_eq!(both(&flow).await, ("2".into(), "2".into()));
+    applier.stop().await;
+}
+
 #[tokio::test]
 async fn a_chunked_transaction_waits_for_a_copy_and_is_left_out_of_it() {
     let mut flow = two_tables(18).await;

@@ -258,6 +258,8 @@ pub(crate) struct Flow {
     pub(crate) open_from: Option<u64>,
     /// Transactions from here on have commit times of another course of events.
     pub(crate) other_course: i64,
+    /// Where it comes from, as what is published next says.
+    pub(crate) history: SourceHistory,
     reports: CoreSubscription,
 }
 
@@ -315,6 +317,7 @@ impl Flow {
             position: 0x100,
             open_from: None,
             other_course: 0,
+            history: history(),
             reports,
         };
         let genesis = flow.genesis().await;
@@ -340,7 +343,7 @@ impl Flow {
     pub(crate) async fn marker(&mut self) -> FrameDigest {
         self.incarnation += 1;
         let body = Body::Marker(Marker {
-            history: history(),
+            history: self.history.clone(),
             continues_at: Lsn(self.position),
             publication: Oid(1),
             publication_flags: 15,
@@ -348,6 +351,14 @@ impl Flow {
             members: Vec::new(),
         });
         self.publish(body, self.position, Bytes::new()).await
+    }
+
+    /// A standby is promoted that had everything below `left_at`.
+    pub(crate) async fn promote(&mut self, left_at: u64) {
+        let left = self.history.timeline;
+        self.history.timeline = Timeline(left.0 + 1);
+        self.history.switches.push((left, Lsn(left_at)));
+        self.marker().await;
     }
 
     pub(crate) async fn heartbeat(&mut self, position: u64) -> FrameDigest {
@@ -375,7 +386,7 @@ impl Flow {
         for (records, changes) in transactions {
             end += 0x10;
             entries.push(BundleEntry {
-                source: history().source(),
+                source: self.history.source(),
                 commit_lsn: Lsn(end - 8),
                 end_lsn: Lsn(end),
                 xid: Xid(end as u32),
@@ -446,7 +457,7 @@ impl Flow {
     ) -> Manifest {
         let end = self.position + 0x10;
         Manifest {
-            source: history().source(),
+            source: self.history.source(),
             commit_lsn: Lsn(end - 8),
             end_lsn: Lsn(end),
             xid,
@@ -507,7 +518,7 @@ impl Flow {
         let frame = Frame {
             header: Header {
                 flow: self.name.clone(),
-                source: history().source(),
+                source: self.history.source(),
                 incarnation: Incarnation(self.incarnation),
                 ordinal: FrameOrdinal(self.ordinal),
                 previous: self.previous,

@@ -322,13 +322,25 @@ fn a_failure_may_come_before_anything_began() {
 }
 
 #[test]
-fn another_cluster_or_table_is_nobodys() {
+fn another_table_is_nobodys_and_another_cluster_is_named() {
     let mut book = wanting(&["t"]);
     let mut hand = Hand::new(3, 0);
     assert_eq!(read(&mut book, hand.frame("other", begin())), Step::Nothing);
     let (at, _, mut frame) = hand.frame("t", begin());
     frame.header.source.system = SystemId(8);
-    assert_eq!(book.step(at, frame), Step::Nothing);
+    let mut other = frame.clone();
+    other.header.generation = 7;
+    assert_eq!(book.step(at, other), Step::Nothing, "nobody waits for it");
+    let step = book.step(at, frame);
+    let Step::Failed {
+        reason,
+        lasting: true,
+        ..
+    } = step
+    else {
+        panic!("{step:?}");
+    };
+    assert!(reason.contains("cluster 8"), "{reason}");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use tokio_postgres::Client;
 use trellara_envelope::{
     CopyBegin, CopyEvent, CopyFrame, CopyHeader, CopyOrder, CopyTable, FrameDigest, Incarnation,
-    Lsn, Oid, RunningDigest, StreamSequence,
+    Lsn, Oid, RunningDigest, SourceId, StreamSequence,
 };
 use trellara_jetstream::CoreSubscription;
 use trellara_jetstream::publish::{Outcome, Outgoing, Publisher};
@@ -30,6 +30,8 @@ pub(crate) struct Copy {
     generations: HashMap<String, u32>,
     parts: HashMap<u32, RunningDigest>,
     bytes: u64,
+    /// Where its rows come from.
+    pub(crate) source: SourceId,
 }
 
 /// A row of `trellara.backfill`.
@@ -63,6 +65,7 @@ impl Copy {
             generations: HashMap::new(),
             parts: HashMap::new(),
             bytes: 0,
+            source: history().source(),
         }
     }
 
@@ -192,7 +195,7 @@ impl Copy {
         let frame = CopyFrame {
             header: CopyHeader {
                 flow: self.flow.name.clone(),
-                source: history().source(),
+                source: self.source,
                 writer: Incarnation(self.writer),
                 ordinal: self.ordinal,
                 previous: self.previous,
