@@ -13,6 +13,7 @@
 
 mod book;
 mod copier;
+mod numbers;
 mod orders;
 mod outlet;
 mod parts;

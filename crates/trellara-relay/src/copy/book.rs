@@ -29,6 +29,15 @@ impl Book {
         begun.cloned().collect()
     }
 
+    /// What of an order is of an earlier generation than the one that was begun.
+    pub(super) fn went_back<'o>(&self, order: &'o CopyOrder) -> Option<&'o CopyWanted> {
+        let earlier = |wanted: &&CopyWanted| {
+            let known = self.begun.get(&wanted.table);
+            known.is_some_and(|generation| *generation > wanted.generation)
+        };
+        order.wanted.iter().find(earlier)
+    }
+
     /// Everything that was begun.
     pub(super) fn all(&self) -> Vec<CopyWanted> {
         let all = self.begun.iter().map(|(table, generation)| CopyWanted {
@@ -158,6 +167,9 @@ mod tests {
         assert_eq!(book.to_begin(&order(&[wanted("b", 3)])), [wanted("b", 3)]);
         assert_eq!(book.to_begin(&order(&[wanted("b", 1)])), []);
         assert_eq!(book.not_in(&order(&[wanted("b", 1)])), []);
+        let back = order(&[wanted("b", 1)]);
+        assert_eq!(book.went_back(&back), Some(&wanted("b", 1)));
+        assert_eq!(book.went_back(&all), None);
         book.forget(&wanted("b", 2));
         assert_eq!(book.to_begin(&all), all.wanted);
     }

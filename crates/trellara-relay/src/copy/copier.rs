@@ -7,11 +7,12 @@ use backon::{BackoffBuilder, ExponentialBuilder};
 use bytes::Bytes;
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
-use trellara_envelope::{CopyEvent, CopyOrder, CopyWanted};
+use trellara_envelope::{CopyEvent, CopyOrder, CopyWanted, Incarnation};
 use trellara_jetstream::Broker;
 
 use super::Serving;
 use super::book::Book;
+use super::numbers::{Numbered, Numbers};
 use super::orders::{Heard, listen};
 use super::outlet::{self, Fittings, Outlet, OutletError};
 use super::reading::Failure;
@@ -64,6 +65,7 @@ pub(crate) fn spawn(
         orders,
         outlet: None,
         window: None,
+        numbers: Numbers::default(),
         book: Book::default(),
         void: Vec::new(),
         is_cleared: false,
@@ -81,6 +83,7 @@ pub(super) struct Copier {
     pub(super) outlet: Option<Outlet>,
     /// The chain, while there is no outlet.
     window: Option<Window>,
+    numbers: Numbers,
     pub(super) book: Book,
     /// What was begun and came to nothing. Whoever asks for it is told so.
     void: Vec<(CopyWanted, String)>,
@@ -116,6 +119,7 @@ impl Copier {
             Trouble::Outlet(OutletError::Fenced(writer)) => {
                 // Whatever we began is void by that writer's word, and so is our chain.
                 self.forget();
+                self.numbers.used(writer);
                 format!("a newer relay (incarnation {writer}) writes the copy")
             }
             // What was wanted is begun anew, under the present incarnation's number.
@@ -126,6 +130,7 @@ impl Copier {
             Trouble::Outlet(OutletError::Lost(reason)) => {
                 if let Some(window) = &mut self.window {
                     window.cast_off();
+                    self.numbers.lost(window.writer());
                 }
                 self.give_up_all(&reason);
                 reason
@@ -140,9 +145,11 @@ impl Copier {
         }
     }
 
-    /// As if this process had written nothing.
+    /// As if this process had written nothing, but for the number it did it under.
     fn forget(&mut self) {
-        self.window = None;
+        if let Some(window) = self.window.take() {
+            self.numbers.used(window.writer());
+        }
         self.book.clear();
         self.void.clear();
     }
@@ -181,8 +188,16 @@ impl Copier {
             return Ok(());
         }
         self.is_cleared = false;
+        self.numbered(serving.incarnation)?;
         let new = self.book.to_begin(order);
         if new.is_empty() && self.book.not_in(order).is_empty() {
+            if let Some(wanted) = self.book.went_back(order) {
+                return Err(Trouble::Again(format!(
+                    "the target asks for copy {} of {}, and a later one was made: it went back in \
+                     time. Restart the relay, which then copies the table anew",
+                    wanted.generation, wanted.table
+                )));
+            }
             self.wait().await;
             return Ok(());
         }
@@ -195,6 +210,22 @@ impl Copier {
         self.outlet()?.look().await?;
         self.wait().await;
         Ok(())
+    }
+
+    /// Whether the present incarnation may go on with what was written, or begin anew.
+    fn numbered(&mut self, now: Incarnation) -> Result<(), Trouble> {
+        match self.numbers.of(now) {
+            Numbered::GoOn => Ok(()),
+            Numbered::Anew => {
+                if let Some(outlet) = self.outlet.take() {
+                    self.window = Some(outlet.into_window());
+                }
+                self.forget();
+                self.numbers.restart(now);
+                Ok(())
+            }
+            Numbered::Wait(used) => Err(OutletError::Fenced(used).into()),
+        }
     }
 
     /// Waits for another order, or for a while.

@@ -21,6 +21,8 @@ use super::reading::{self, Failure, Said, Shared, Work};
 
 /// The source is given this long to take a snapshot and say what its tables are.
 const SOURCE_LIMIT: Duration = Duration::from_secs(60);
+/// A snapshot waits for the disk and for standbys besides.
+const TAKE_LIMIT: Duration = Duration::from_secs(5 * 60);
 const TICK: Duration = Duration::from_millis(500);
 
 /// Tables that are read under one snapshot.
@@ -38,7 +40,8 @@ impl Copier {
         wanted: Vec<CopyWanted>,
     ) -> Result<(), Trouble> {
         let source = &self.options.source;
-        let took = limited("take a snapshot", SharedSnapshot::take(source)).await?;
+        // What it waits for has limits and words of its own, which have to be heard.
+        let took = limited_to(TAKE_LIMIT, "take a snapshot", SharedSnapshot::take(source)).await?;
         let snapshot =
             Arc::new(took.map_err(|error| Trouble::Again(format!("the source: {error}")))?);
         if snapshot.source() != serving.source {
@@ -342,8 +345,14 @@ impl Run {
 }
 
 async fn limited<T>(what: &str, doing: impl Future<Output = T>) -> Result<T, Trouble> {
+    limited_to(SOURCE_LIMIT, what, doing).await
+}
+
+async fn limited_to<T>(
+    limit: Duration,
+    what: &str,
+    doing: impl Future<Output = T>,
+) -> Result<T, Trouble> {
     let late = |_| Trouble::Again(format!("the source did not {what} in time"));
-    tokio::time::timeout(SOURCE_LIMIT, doing)
-        .await
-        .map_err(late)
+    tokio::time::timeout(limit, doing).await.map_err(late)
 }
