@@ -41,7 +41,7 @@ pub mod store;
 mod strip;
 mod worker;
 
-pub use initial::{has_begun, record_initial};
+pub use initial::{forget_writers, has_begun, record_initial};
 pub use rule::{Bearing, Copies};
 pub use store::{CopyState, TableCopy};
 

@@ -146,6 +146,38 @@ async fn b58_a_snapshot_that_is_lost_begins_anew_what_was_not_in() -> Result<()>
     held.ends_equal().await.map(drop)
 }
 
+/// The numbers of relays begin anew with another stream: the copy that was under way would wait for a
+/// higher one than its own for ever, and the relay for whoever wrote its stream.
+#[tokio::test]
+async fn a_copy_begins_anew_with_another_stream_of_its_flow() -> Result<()> {
+    let ground = Ground::start(&GroundOptions::version(18))?;
+    let extra = "source.acknowledge: applied\nbackfill: {max_bytes: 4MiB}";
+    let mut flow = ground.flow("another", SOURCE, TARGET, extra).await?;
+    flow.start().await?;
+    flow.copied(WITHIN).await?;
+    flow.converges(WITHIN).await?;
+    let gate = shut(&flow).await?;
+    let again = ["table", "recopy", "public.large_1", "--yes", "--no-wait"];
+    let done = flow.command(&again).await?;
+    ensure!(done.code == 0, "{done:?}");
+    let parts = "SELECT count(*) > 0 FROM trellara.backfill_part \
+                   JOIN trellara.backfill USING (flow, schema_name, table_name, generation) \
+                  WHERE state = 'copying'";
+    until(&flow.target_admin, parts, "t", WITHIN).await?;
+    flow.relay = None;
+    flow.applier = None;
+    let nats = ground.nats.url();
+    broker::delete_stream(&nats, &format!("TRELLARA_{}", flow.name)).await?;
+    let done = flow.command(&["setup", "--new-stream", "--yes"]).await?;
+    ensure!(done.code == 0, "{done:?}");
+    flow.start_relay()?;
+    flow.start_applier()?;
+    gate.batch_execute("SELECT pg_advisory_unlock_all()")
+        .await?;
+    flow.copied(WITHIN).await?;
+    flow.converges(WITHIN).await
+}
+
 #[tokio::test]
 async fn b58_the_roles_own_timeouts_end_no_copy() -> Result<()> {
     let mut ground = Ground::start(&GroundOptions::version(18))?;

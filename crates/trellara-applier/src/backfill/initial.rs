@@ -28,6 +28,25 @@ ON CONFLICT DO NOTHING";
 /// Whether an applier has already found the flow ready to apply.
 const BEGUN: &str = "SELECT EXISTS (SELECT FROM trellara.applied WHERE flow = $1)";
 
+/// Of a writer that nobody can follow any more: another copy is asked for. Where all parts are in, no
+/// writer is needed.
+const WITHOUT_WRITER: &str = "\
+UPDATE trellara.backfill \
+   SET state = 'wanted', generation = generation + 1, writer = NULL, parts = NULL, rows = 0, \
+       bytes = 0, reason = 'the flow has another stream', hint = NULL, \
+       changed_at = clock_timestamp() \
+ WHERE flow = $1 AND state = 'copying' AND parts IS NULL";
+
+/// The flow gets another stream, and the numbers of those who write begin anew with it: none would
+/// be above that of a copy's writer, so the copies that are under way begin anew as well.
+///
+/// # Errors
+/// The server's.
+pub async fn forget_writers(client: &Client, flow: &FlowName) -> Result<(), tokio_postgres::Error> {
+    let done = client.execute(WITHOUT_WRITER, &[&flow.as_str()]).await;
+    done.map(drop)
+}
+
 /// Whether an applier may have acted on what was written down of a flow's copies.
 ///
 /// # Errors

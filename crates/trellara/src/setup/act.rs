@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use trellara_applier::backfill;
 use trellara_applier::lane::{self, FlowIntent, FlowState};
 use trellara_applier::{Checkpoint, StreamIdentity, Transport, ledger, schema};
 use trellara_envelope::{
@@ -186,6 +187,10 @@ impl Work<'_> {
             copy_epoch: 0,
             continues_at: continues_at.unwrap_or(point),
         };
+        // The numbers of relays begin anew with a stream, those of its copy as well: behind what an
+        // earlier one left there, no relay of this one would ever write.
+        topology::delete(self.broker, &self.config.flow.copy_stream()).await?;
+        backfill::forget_writers(&self.sessions.target.client, &self.config.flow).await?;
         let frame = genesis_frame(self.config.flow.clone(), genesis);
         publish_genesis(self.broker, &self.config.flow, &frame).await?;
         self.found.tail = Some(frame);
