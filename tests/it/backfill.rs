@@ -17,3 +17,35 @@ mod source_loss;
 mod steps;
 mod tables;
 mod types;
+
+use anyhow::{Result, ensure};
+use trellara_testkit::flow::Flow;
+use trellara_testkit::handover::Gate;
+
+use crate::scenario::{WITHIN, prepared, run};
+
+/// A flow over tables that hold rows already, copied.
+async fn copied(
+    version: u32,
+    name: &str,
+    source: &[&str],
+    target: &[&str],
+    rows: &[&str],
+    extra: &str,
+) -> Result<Flow> {
+    let mut flow = prepared(version, name, source, target, extra).await?;
+    run(&flow.source_admin, rows).await?;
+    flow.start().await?;
+    flow.copied(WITHIN).await?;
+    Ok(flow)
+}
+
+/// Begins a prepared flow; its first part stands in front of the gate.
+async fn stopped(flow: &mut Flow) -> Result<Gate> {
+    flow.setup().await?;
+    let gate = Gate::shut(&flow.target_admin).await?;
+    flow.start_relay()?;
+    flow.start_applier()?;
+    ensure!(gate.waited_at(WITHIN).await?, "{}", flow.logs());
+    Ok(gate)
+}

@@ -3,28 +3,12 @@
 
 use anyhow::{Result, ensure};
 use trellara_testkit::compare;
-use trellara_testkit::flow::Flow;
 use trellara_testkit::ground::{Ground, GroundOptions};
 
+use super::copied;
 use super::resume::Held;
 use crate::restart::until;
 use crate::scenario::{WITHIN, prepared, run, value};
-
-/// A flow over tables that hold rows already, copied.
-async fn copied(
-    version: u32,
-    name: &str,
-    source: &[&str],
-    target: &[&str],
-    rows: &[&str],
-    extra: &str,
-) -> Result<Flow> {
-    let mut flow = prepared(version, name, source, target, extra).await?;
-    run(&flow.source_admin, rows).await?;
-    flow.start().await?;
-    flow.copied(WITHIN).await?;
-    Ok(flow)
-}
 
 /// A slot is made when every transaction that runs is over, in whatever database and in whatever
 /// state it is; so they are named before anything is begun.

@@ -5,8 +5,8 @@ use serde_json::Value;
 use trellara_testkit::compare;
 use trellara_testkit::flow::{Flow, Places};
 use trellara_testkit::ground::{Ground, GroundOptions};
-use trellara_testkit::handover::Gate;
 
+use super::stopped;
 use crate::restart::until;
 use crate::scenario::{WITHIN, prepared, run, value};
 
@@ -177,11 +177,7 @@ async fn b90_no_copy_makes_the_applications_own_writes_fail() -> Result<()> {
         let one = "source.tables: [public.keyed]";
         let mut flow = prepared(version, name, schema, schema, one).await?;
         run(&flow.source_admin, &[rows]).await?;
-        flow.setup().await?;
-        let gate = Gate::shut(&flow.target_admin).await?;
-        flow.start_relay()?;
-        flow.start_applier()?;
-        ensure!(gate.waited_at(WITHIN).await?, "{}", flow.logs());
+        let gate = stopped(&mut flow).await?;
         run(&flow.source_admin, &[writes]).await?;
         gate.open().await?;
         flow.copied(WITHIN).await?;
@@ -203,11 +199,7 @@ async fn b106_tables_that_appear_during_a_copy_are_no_part_of_it() -> Result<()>
         let mut flow = prepared(version, name, schema, schema, "").await?;
         let rows = "INSERT INTO t SELECT g, repeat('v', 500) FROM generate_series(1, 2000) g";
         run(&flow.source_admin, &[rows]).await?;
-        flow.setup().await?;
-        let gate = Gate::shut(&flow.target_admin).await?;
-        flow.start_relay()?;
-        flow.start_applier()?;
-        ensure!(gate.waited_at(WITHIN).await?, "{}", flow.logs());
+        let gate = stopped(&mut flow).await?;
         run(
             &flow.source_admin,
             &[

@@ -23,8 +23,8 @@ enum Killing {
     Narrow,
 }
 
-/// At boundaries the tables are smaller: there are about as many parts as without, and somebody has
-/// to come back behind each of them.
+/// At boundaries less than half of the copy fits into its stream: the relay that dies has to read
+/// what it had not read.
 fn options(killing: Killing, turn: usize, seed: u64) -> HandoverOptions {
     let (rows, kills) = match killing {
         // A row of each table has about 900 bytes together.
@@ -38,13 +38,15 @@ fn options(killing: Killing, turn: usize, seed: u64) -> HandoverOptions {
             // Another victim each time, and each with another shape every third time.
             let victim = VICTIMS[(turn + turn / SHAPES.len()) % VICTIMS.len()];
             let victim = Some(victim);
-            (4000, Some(KillPlan::Boundaries { victim, every: 1 }))
+            let plan = KillPlan::Boundaries { victim, every: 1 };
+            (12_000, Some(plan))
         }
     };
     let narrow = matches!(killing, Killing::Narrow);
-    let extra = match narrow {
-        true => "nats.max_bytes: 64MiB\nbackfill: {max_bytes: 64MiB}",
-        false => "backfill: {max_bytes: 8MiB}",
+    let extra = match killing {
+        Killing::Narrow => "nats.max_bytes: 64MiB\nbackfill: {max_bytes: 64MiB}",
+        Killing::Boundaries => "backfill: {max_bytes: 4MiB}",
+        Killing::Random(_) => "backfill: {max_bytes: 8MiB}",
     };
     HandoverOptions {
         clients: 16,
