@@ -2,6 +2,7 @@
 //!
 //! - `handover`: under sixteen writing sessions, killed and not, with streams that are too small.
 //! - `resume`: what ends a copy half-way, each by its name, and how it goes on.
+//! - `indexes`: what is put off until the rows are in, and made again.
 //! - `found`: what is named before the start, or in the middle without hiding the rest.
 //! - `cases`: cases from the field, each a test named after its number.
 //! - `types`: odd values of every type.
@@ -12,6 +13,7 @@
 mod cases;
 mod found;
 mod handover;
+mod indexes;
 mod resume;
 mod source_loss;
 mod steps;

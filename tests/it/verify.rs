@@ -289,7 +289,7 @@ async fn an_open_transaction_on_the_source_is_named() -> Result<()> {
     let (code, _, stderr) = verify(&flow, &[]).await?;
     ensure!(code == 4, "verify ended with {code}: {stderr}");
     ensure!(
-        stderr.contains("pid ") && stderr.contains("open for"),
+        stderr.contains("backend ") && stderr.contains("open for"),
         "{stderr}"
     );
     run(

@@ -32,6 +32,7 @@ mod tests;
 mod tls;
 mod verifier;
 mod wire;
+pub mod writers;
 
 pub use error::{ConnectError, ConnectErrorKind, ConnectStringError, QueryError};
 pub use fault::{Fault, fault};

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use trellara_envelope::{FlowName, Lane, Lsn, SystemId, Timeline};
 use trellara_postgres::settle::{SettleError, Snapshot, settle};
+use trellara_postgres::writers::{Who, writers};
 use trellara_postgres::{ConnectOptions, ReplicationConnection, Session, SnapshotAction};
 
 use crate::error::Side;
@@ -319,21 +320,14 @@ impl Freezing<'_> {
 
     /// Names whom the slot waits for.
     async fn blocked(&self, pid: i32, waited: Duration) -> Result<FreezeError, FreezeError> {
-        // Whoever lacks pg_read_all_stats sees that a transaction is open and not since when.
-        const WHO: &str = "\
-            SELECT format('pid %s (%s, %s%s, open for %s)', pid, \
-                          coalesce(nullif(application_name, ''), 'unnamed'), \
-                          coalesce(state, 'unknown'), \
-                          ', waits for ' || nullif(wait_event_type, 'Client') || '/' || wait_event, \
-                          coalesce(date_trunc('second', clock_timestamp() - xact_start)::text, \
-                                   'an unknown time')) \
-              FROM pg_catalog.pg_stat_activity \
-             WHERE backend_xid IS NOT NULL AND pid <> $1 ORDER BY xact_start LIMIT 5";
-        let rows = self.side.client.query(WHO, &[&pid]).await;
-        let rows = rows.map_err(failed(Side::Source))?;
-        let mut blockers: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
+        let writers = writers(self.side).await.map_err(failed(Side::Source))?;
+        let others = writers.iter().filter(|writer| match writer.who {
+            Who::Backend { pid: other, .. } => other != pid,
+            Who::Prepared { .. } => true,
+        });
+        let mut blockers: Vec<String> = others.take(5).map(ToString::to_string).collect();
         if blockers.is_empty() {
-            blockers.push("a transaction that cannot be seen (a prepared one?)".to_owned());
+            blockers.push("a transaction that cannot be seen".to_owned());
         }
         Ok(FreezeError::SlotBlocked { waited, blockers })
     }

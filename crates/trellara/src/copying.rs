@@ -1,9 +1,11 @@
 //! How far the copy of what the source held before is, as target, source and daemons say it.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use serde::Serialize;
 use trellara_applier::backfill::CopyState;
+use trellara_jetstream::{Broker, topology};
 use trellara_postgres::{Session, fault, insert_position};
 use trellara_source::publication::TableName;
 use trellara_source::slot;
@@ -11,7 +13,7 @@ use trellara_source::slot;
 use crate::command::status::{age, bytes_text};
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
-use crate::{daemon_reports, link, visible};
+use crate::{broker, daemon_reports, link, visible};
 
 /// Everything known of a flow's copies at one moment.
 #[derive(Debug, Clone, Default, Serialize)]
@@ -29,6 +31,9 @@ pub(crate) struct CopyFacts {
     pub(crate) eta_seconds: Option<f64>,
     /// WAL that the source keeps for the flow meanwhile; absent when it does not answer.
     pub(crate) wal_retained_bytes: Option<u64>,
+    /// What the copy's stream holds that is not in yet; absent when there is none, or the broker does
+    /// not answer.
+    pub(crate) stream_bytes: Option<u64>,
     /// What the daemons that can be reached say of it.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) daemons: BTreeMap<String, String>,
@@ -157,12 +162,32 @@ pub(crate) async fn tables(config: &Config, target: &Session) -> Result<Vec<Tabl
     Ok(facts.collect())
 }
 
-/// Looks at everything; source and daemons may be silent.
-pub(crate) async fn take(config: &Config, target: &Session) -> Result<CopyFacts, Failure> {
+/// A broker that does not answer at once only leaves out what it knows.
+const BROKER_PATIENCE: Duration = Duration::from_secs(2);
+
+/// The broker, where it can be reached.
+pub(crate) async fn broker(config: &Config) -> Option<Broker> {
+    let connecting = broker::connect(config, broker::Role::Status);
+    tokio::time::timeout(BROKER_PATIENCE, connecting)
+        .await
+        .ok()?
+        .ok()
+}
+
+/// Looks at everything; source, broker and daemons may be silent.
+pub(crate) async fn take(
+    config: &Config,
+    target: &Session,
+    broker: Option<&Broker>,
+) -> Result<CopyFacts, Failure> {
     let mut facts = summed(config.flow.as_str(), tables(config, target).await?);
     facts.put_off = put_off(config, target).await?;
     if let Ok(source) = link::source(config).await {
         facts.wal_retained_bytes = retained(config, &source).await;
+    }
+    if let Some(broker) = broker {
+        let stream = topology::facts(broker, &config.flow.copy_stream()).await;
+        facts.stream_bytes = stream.ok().map(|stream| stream.bytes);
     }
     for daemon in daemon_reports::reachable(config).await {
         let about = |(name, value): (&String, &String)| {
@@ -174,6 +199,33 @@ pub(crate) async fn take(config: &Config, target: &Session) -> Result<CopyFacts,
             .extend(daemon.details.iter().filter_map(about));
     }
     Ok(facts)
+}
+
+/// What is said of the copies to somebody who waits for everything to be in the target.
+pub(crate) enum Standing {
+    /// All are in.
+    In,
+    /// This one is not, and may be soon.
+    Coming(String),
+    /// One needs an operator.
+    Stuck(Failure),
+}
+
+/// Whether what was copied is in; an older target has no copies.
+pub(crate) async fn standing(config: &Config, target: &Session) -> Result<Standing, Failure> {
+    let there = "SELECT to_regclass('trellara.backfill') IS NOT NULL";
+    if !target.client.query_one(there, &[]).await?.get::<_, bool>(0) {
+        return Ok(Standing::In);
+    }
+    let facts = summed(config.flow.as_str(), tables(config, target).await?);
+    if let Some(failure) = facts.failed() {
+        return Ok(Standing::Stuck(failure));
+    }
+    let missing = facts.tables.iter().find(|table| !table.is_in());
+    Ok(missing.map_or(Standing::In, |table| {
+        let (id, state) = (&table.id, &table.state);
+        Standing::Coming(format!("the copy of {id} is not in ({state})"))
+    }))
 }
 
 /// WAL that the source keeps for the flow's slot.
@@ -291,6 +343,9 @@ impl CopyFacts {
         }
         if let Some(bytes) = self.wal_retained_bytes {
             lines.push(format!("  the slot keeps {} of WAL", bytes_text(bytes)));
+        }
+        if let Some(bytes) = self.stream_bytes {
+            lines.push(format!("  the copy's stream holds {}", bytes_text(bytes)));
         }
         for (what, value) in &self.daemons {
             lines.push(format!(

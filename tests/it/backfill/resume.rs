@@ -18,7 +18,7 @@ use crate::scenario::{run, value};
 pub(crate) const WITHIN: Duration = Duration::from_secs(90);
 
 /// The large tables are read first, and fill the copy's stream; whoever reads them waits then.
-const SOURCE: &str = "
+pub(crate) const SOURCE: &str = "
     CREATE TABLE large_1 (id bigint PRIMARY KEY, body text);
     ALTER TABLE large_1 ALTER body SET STORAGE EXTERNAL;
     CREATE TABLE large_2 (id bigint, body text);
@@ -30,7 +30,7 @@ const SOURCE: &str = "
     INSERT INTO small SELECT g, 'before' FROM generate_series(1, 100) g";
 
 /// Rows from the middle on wait until a test lets them in.
-const TARGET: &str = "
+pub(crate) const TARGET: &str = "
     CREATE FUNCTION held_up(id bigint) RETURNS boolean LANGUAGE plpgsql AS $$
       BEGIN
         IF id > 2500 THEN PERFORM pg_catalog.pg_advisory_xact_lock_shared(4711); END IF;
@@ -111,7 +111,7 @@ impl Held {
     }
 }
 
-async fn shut(flow: &Flow) -> Result<Client> {
+pub(crate) async fn shut(flow: &Flow) -> Result<Client> {
     let gate = compare::connect(&flow.target_admin).await?;
     gate.batch_execute("SELECT pg_advisory_lock(4711)").await?;
     Ok(gate)

@@ -55,7 +55,8 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
         rebuild(&config, &target, context.output).await?;
     }
     if !args.watch {
-        let facts = copying::take(&config, &target).await?;
+        let broker = copying::broker(&config).await;
+        let facts = copying::take(&config, &target, broker.as_ref()).await?;
         context.output.data(&facts, CopyFacts::text);
         let failure = facts.failed().or_else(|| facts.refused());
         return failure.map_or(Ok(Exit::Done), Err);
@@ -85,8 +86,9 @@ pub(crate) async fn follow(
     output: Output,
 ) -> Result<Exit, Failure> {
     let watched = Watched::new(output);
+    let broker = copying::broker(config).await;
     loop {
-        let mut facts = copying::take(config, target).await?;
+        let mut facts = copying::take(config, target, broker.as_ref()).await?;
         if let Some(tables) = tables {
             facts.tables.retain(|table| tables.contains(&table.name));
         }

@@ -10,6 +10,7 @@ use serde_json::json;
 use tokio::time::Instant;
 use trellara_applier::backfill::CopyState;
 use trellara_applier::quarantine::store;
+use trellara_postgres::writers::{self, Who, Writer};
 use trellara_postgres::{Session, insert_position, quote};
 
 use super::table::{self, Margin};
@@ -283,20 +284,20 @@ impl Cut<'_> {
 
     /// Waits until no session has a transaction that writes.
     async fn silence(&self, deadline: Instant) -> Result<(), Failure> {
-        const WRITING: &str = "\
-            SELECT string_agg(format('backend %s (%s)', pid, coalesce(state, '?')), ', ') \
-              FROM pg_stat_activity WHERE datname = current_database() AND backend_xid IS NOT NULL \
-               AND backend_type = 'client backend' AND pid <> pg_backend_pid() \
-            UNION ALL SELECT string_agg(format('prepared transaction %s', gid), ', ') \
-              FROM pg_prepared_xacts WHERE database = current_database()";
         loop {
-            let rows = self.source.client.query(WRITING, &[]).await?;
-            let writing: Vec<String> = rows.iter().filter_map(|row| row.get(0)).collect();
-            if writing.is_empty() {
+            let writers = writers::writers(self.source).await?;
+            let applications = |writer: &&Writer| {
+                let writes = match writer.who {
+                    Who::Backend { client, .. } => client,
+                    Who::Prepared { .. } => true,
+                };
+                writer.here && writes
+            };
+            let who = writers::named(writers.iter().filter(applications));
+            if who.is_empty() {
                 return Ok(());
             }
             if Instant::now() >= deadline {
-                let who = writing.join(", ");
                 let reason = format!(
                     "somebody still writes to the source: {}",
                     visible::inline(&who)

@@ -10,6 +10,7 @@ use trellara_postgres::{Session, insert_position, quote};
 
 use crate::config::{Config, duration};
 use crate::context::Context;
+use crate::copying::{self, Standing};
 use crate::daemon_reports::{self, first_halt};
 use crate::exit::{Exit, Failure};
 use crate::link;
@@ -18,7 +19,8 @@ use crate::telemetry::{self, LogFormat};
 
 /// Waits until the target has durably applied the source's present position.
 ///
-/// Everything committed on the source before this command began is then in the target.
+/// Everything committed on the source before this command began is then in the target, what is
+/// copied included.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Reads:  the source's timelines and WAL position (not with --lsn); the target's checkpoint; the
@@ -26,7 +28,8 @@ Reads:  the source's timelines and WAL position (not with --lsn); the target's c
 Writes: nothing; it sends NOTIFY trellara_<flow> on the target, so that an idle applier writes its
         checkpoint at once
 
-Exit codes: 0 applied; 20 timed out; 10, 11, 12, 13, 77 a daemon halted; 1 a server does not answer
+Exit codes: 0 applied; 20 timed out; 11 a table cannot be copied; 10, 11, 12, 13, 77 a daemon
+            halted; 1 a server does not answer
 
 Examples:
   trellara wait
@@ -75,7 +78,8 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
     let history = link::history(&config).await?;
     let goal = Goal { lsn, history };
     let newest = until(&config, &target, &goal, began + args.timeout).await?;
-    let reached = goal.reached_by(&newest);
+    let standing = copying::standing(&config, &target).await?;
+    let reached = goal.reached_by(&newest) && matches!(standing, Standing::In);
     let waited = Waited {
         id: config.flow.to_string(),
         lsn: lsn.to_string(),
@@ -94,11 +98,15 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
         return Ok(Exit::Done);
     }
     let reason = format!("the target has not reached {lsn} within {:?}", args.timeout);
-    Err(Failure::new(
-        Exit::TimedOut,
-        reason,
-        "`trellara status` shows where it stands",
-    ))
+    let hint = "`trellara status` shows where it stands";
+    let failure = Failure::new(Exit::TimedOut, reason, hint);
+    match standing {
+        Standing::In => Err(failure),
+        Standing::Coming(what) => {
+            Err(failure.hint(format!("{what}: `trellara backfill` shows how far it is")))
+        }
+        Standing::Stuck(stuck) => Err(stuck),
+    }
 }
 
 /// A position on the source's present course: the same number names another place on a timeline
@@ -144,7 +152,13 @@ pub(super) async fn until(
             _ = poll.tick() => {
                 let newest = link::checkpoint(config, target).await?;
                 let newest = newest.ok_or_else(|| link::not_set_up(config))?;
-                if goal.reached_by(&newest) || Instant::now() >= deadline {
+                // The lane may stand there already while rows from before are still to come.
+                let is_in = match copying::standing(config, target).await? {
+                    Standing::In => true,
+                    Standing::Coming(_) => false,
+                    Standing::Stuck(stuck) => return Err(stuck),
+                };
+                if (is_in && goal.reached_by(&newest)) || Instant::now() >= deadline {
                     return Ok(newest);
                 }
             }

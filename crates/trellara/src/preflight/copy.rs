@@ -1,8 +1,10 @@
 //! Whether the rows that are there can be copied: what the source's role may read, what the target
 //! holds already, what stands in the way of the slot, and what no copy carries.
 
-use trellara_postgres::{Session, quote};
+use trellara_postgres::writers::{self, Who, Writer};
+use trellara_postgres::{Session, fault, quote};
 use trellara_source::publication::TableName;
+use trellara_source::settled;
 
 use super::{Findings, published};
 use crate::config::{Config, Existing};
@@ -10,6 +12,8 @@ use crate::exit::Failure;
 
 /// A transaction that is older holds up the slot's creation long enough to be named.
 const OLD_SECONDS: f64 = 30.0;
+/// And that many of a kind at most.
+const NAMED: usize = 5;
 
 /// The published tables, as the role that copies may read them.
 pub(super) async fn source(
@@ -74,48 +78,30 @@ pub(super) async fn rights(
 
 /// The slot is there only when every transaction that writes now is over.
 async fn in_the_way(session: &Session, findings: &mut Findings) -> Result<(), Failure> {
-    let prepared = session
-        .client
-        .query(
-            "SELECT gid, extract(epoch FROM clock_timestamp() - prepared)::float8 \
-               FROM pg_prepared_xacts ORDER BY prepared LIMIT 5",
-            &[],
-        )
-        .await?;
-    for row in &prepared {
-        let (gid, age): (&str, f64) = (row.get(0), row.get(1));
+    let writers = writers::writers(session).await?;
+    let is_prepared = |writer: &&Writer| matches!(writer.who, Who::Prepared { .. });
+    for writer in writers.iter().filter(is_prepared).take(NAMED) {
+        let age = writer.age.unwrap_or_default().as_secs();
         let reason =
-            format!("it was prepared {age:.0} s ago, and the slot is not there before it is over");
+            format!("it was prepared {age} s ago, and the slot is not there before it is over");
         let cure = "COMMIT PREPARED or ROLLBACK PREPARED it";
-        findings.warning(
-            "SOURCE_PREPARED_TRANSACTION",
-            format!("transaction {gid}"),
-            reason,
-            cure,
-        );
+        let about = writer.who.to_string();
+        findings.warning("SOURCE_PREPARED_TRANSACTION", about, reason, cure);
     }
-    let old = session
-        .client
-        .query(
-            "SELECT pid, coalesce(state, ''), extract(epoch FROM clock_timestamp() - xact_start)::float8 \
-               FROM pg_stat_activity \
-              WHERE backend_xid IS NOT NULL AND clock_timestamp() - xact_start > make_interval(secs => $1) \
-              ORDER BY xact_start LIMIT 5",
-            &[&OLD_SECONDS],
-        )
-        .await?;
-    for row in &old {
-        let (pid, state, age): (i32, &str, f64) = (row.get(0), row.get(1), row.get(2));
-        let reason = format!(
-            "its transaction ({state}) has been writing for {age:.0} s, and the slot is not there before it is over"
-        );
+    // Whose age cannot be seen may be old as well.
+    let is_old = |writer: &&Writer| {
+        !is_prepared(writer) && writer.age.is_none_or(|age| age.as_secs_f64() > OLD_SECONDS)
+    };
+    for writer in writers.iter().filter(is_old).take(NAMED) {
+        let since = match writer.age {
+            Some(age) => format!("has been writing for {} s", age.as_secs()),
+            None => "is writing, and this role may not see since when".to_owned(),
+        };
+        let reason =
+            format!("its transaction {since}, and the slot is not there before it is over");
         let cure = "wait for it, or end it; setup gives up after a while and names it again";
-        findings.warning(
-            "SOURCE_LONG_TRANSACTION",
-            format!("backend {pid}"),
-            reason,
-            cure,
-        );
+        let about = writer.who.to_string();
+        findings.warning("SOURCE_LONG_TRANSACTION", about, reason, cure);
     }
     Ok(())
 }
@@ -266,9 +252,10 @@ async fn holding_rows(
 ) -> Result<Vec<(TableName, bool)>, Failure> {
     let mut found = Vec::new();
     for table in tables {
-        let sql = format!("SELECT EXISTS (SELECT FROM {table})");
-        let (holds, sure) = match session.client.query_one(&sql, &[]).await {
-            Ok(row) => (row.get(0), true),
+        // As setup asks, so that what is refused here is what is refused there.
+        let (holds, sure) = match settled::has_rows(session, table).await {
+            Ok(holds) => (holds, true),
+            Err(error) if is_missing(&error) => (false, true),
             // Without the right to read, the size on disk has to do.
             Err(_) => (occupies_disk(session, table).await?, false),
         };
@@ -277,6 +264,10 @@ async fn holding_rows(
         }
     }
     Ok(found)
+}
+
+fn is_missing(error: &tokio_postgres::Error) -> bool {
+    matches!(fault(error).sqlstate.as_str(), "42P01" | "3F000")
 }
 
 async fn occupies_disk(session: &Session, table: &TableName) -> Result<bool, Failure> {

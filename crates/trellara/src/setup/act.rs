@@ -13,7 +13,7 @@ use trellara_envelope::{
 
 use trellara_jetstream::publish::{Outcome, Outgoing, Publisher};
 use trellara_jetstream::{Broker, topology};
-use trellara_postgres::{ReplicationConnection, Session, SnapshotAction, quote};
+use trellara_postgres::{ReplicationConnection, Session, SnapshotAction, quote, writers};
 use trellara_relay::genesis_frame;
 use trellara_source::publication;
 use trellara_source::slot;
@@ -22,7 +22,7 @@ use super::found::Found;
 use super::{Action, Sessions, Step, copies, publication_mark, stream_spec, undo};
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
-use crate::link;
+use crate::{link, visible};
 
 /// Slot creation waits for every transaction that is running; longer than this somebody should
 /// know which.
@@ -365,21 +365,9 @@ pub(super) async fn blocked_slot(config: &Config, source: &Session) -> Failure {
         ),
         "it waits for every transaction that runs: end the oldest, or try again later",
     );
-    let waiting = source
-        .client
-        .query(
-            "SELECT pid, coalesce(state, ''), coalesce(wait_event, ''), \
-                    coalesce(extract(epoch FROM clock_timestamp() - xact_start)::bigint, 0) \
-               FROM pg_stat_activity WHERE backend_xid IS NOT NULL ORDER BY xact_start LIMIT 3",
-            &[],
-        )
-        .await;
-    for row in waiting.unwrap_or_default() {
-        let (pid, state, event): (i32, String, String) = (row.get(0), row.get(1), row.get(2));
-        let age: i64 = row.get(3);
-        failure = failure.hint(format!(
-            "backend {pid} ({state}, waits for {event:?}) is {age} s old"
-        ));
+    let waiting = writers::writers(source).await.unwrap_or_default();
+    for writer in waiting.iter().take(5) {
+        failure = failure.hint(visible::inline(&writer.to_string()).into_owned());
     }
     let end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
                WHERE backend_type = 'walsender' AND query LIKE 'CREATE_REPLICATION_SLOT%' \

@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use trellara_applier::lane;
 use trellara_envelope::Lane;
-use trellara_postgres::{fault, quote};
+use trellara_postgres::{fault, quote, writers};
 use trellara_source::publication::TableName;
 
 use super::{LOOK_EVERY, Place};
@@ -55,13 +55,6 @@ const UNNOTICED: &str = "\
 SELECT count(*) FROM trellara.backfill AS b \
   JOIN trellara.lane AS l ON l.flow = b.flow AND l.lane = 0 \
  WHERE b.flow = $1 AND b.state = 'announced' AND b.noticed_epoch IS DISTINCT FROM l.epoch";
-
-/// Who wrote before, by their numbers; prepared ones have no session.
-const OPEN: &str = "\
-SELECT coalesce(string_agg(who, ', '), '') FROM ( \
-  SELECT format('backend %s (%s)', pid, coalesce(state, '?')) AS who FROM pg_stat_activity \
-   WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid() \
-  UNION ALL SELECT format('prepared transaction %s', gid) FROM pg_prepared_xacts LIMIT 5) AS w";
 
 impl Joining<'_> {
     /// All four steps. `adopt` orders no copy: the rows that are there are taken for the source's.
@@ -180,7 +173,7 @@ impl Joining<'_> {
             if oldest >= limit {
                 return Ok(());
             }
-            let who: String = source.query_one(OPEN, &[]).await?.get(0);
+            let who = writers::named(&writers::writers(&self.place.source).await?);
             let who = visible::inline(&who).into_owned();
             if !std::mem::replace(&mut told, true) {
                 self.say(&format!("waiting for transactions that were open: {who}"));
