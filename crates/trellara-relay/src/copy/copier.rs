@@ -259,6 +259,7 @@ impl Copier {
         self.give_up_all("it was not wanted for a while");
         if let Some(window) = &mut self.window {
             window.cast_off();
+            self.numbers.lost(window.writer());
         }
         self.is_cleared = true;
         self.report.over("");

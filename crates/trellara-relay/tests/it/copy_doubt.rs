@@ -5,12 +5,13 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use trellara_envelope::{CopyEvent, FrameDigest, Incarnation};
-use trellara_jetstream::topology;
+use trellara_envelope::{CopyEvent, FrameDigest, Incarnation, StreamSequence};
+use trellara_jetstream::topology::{self, StreamSpec};
+use trellara_jetstream::trim;
 use trellara_relay::CopyOptions;
 
 use crate::copying::{Target, source_rows, wanted};
-use crate::world::{Relay, Wishes, World};
+use crate::world::{Relay, TARGET, Wishes, World};
 
 const SMALL: &str = "CREATE TABLE t (id int); INSERT INTO t VALUES (1)";
 const BOTH: &str = "CREATE TABLE t (id int); INSERT INTO t VALUES (1); \
@@ -89,7 +90,18 @@ async fn a_copy_that_another_relay_began_meanwhile_is_begun_once_more() {
     frame.header.previous = FrameDigest::default();
     let last = target.frames.last().expect("a frame").0;
     target.write(last, &frame).await;
-    // Its own next incarnation would have that number; the one behind it is newer.
+    serve_twice_more(&world, &relay).await;
+    target
+        .read_until("the next copy", |target| {
+            is_ended_above(target, 1, Incarnation(own.0 + 1))
+        })
+        .await;
+    assert_eq!(target.rows("t", 1), ["1"]);
+    relay.stop().await;
+}
+
+/// The next incarnation has the number of the relay that is played here; the one behind is newer.
+async fn serve_twice_more(world: &World, relay: &Relay) {
     for restarts in 1..=2 {
         let end = "SELECT count(pg_terminate_backend(active_pid)) FROM pg_replication_slots";
         relay.streaming().await;
@@ -98,14 +110,55 @@ async fn a_copy_that_another_relay_began_meanwhile_is_begun_once_more() {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
+    relay.streaming().await;
+}
+
+fn is_ended_above(target: &Target, generation: u32, number: Incarnation) -> bool {
+    let copies = target.copies.iter();
+    let mut newer = copies.filter(|((_, of, writer), _)| *of == generation && *writer > number);
+    newer.any(|(_, copied)| copied.is_ended)
+}
+
+/// The same when everything was in before, and nothing of the other relay's frames is left.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_whose_beginning_was_trimmed_is_begun_under_a_newer_number() {
+    let world = World::new(Wishes::default(), SMALL).await;
+    let relay = world.start();
+    let mut target = Target::new(&world, &["t"]);
     target
-        .read_until("the next copy", |target| {
-            let copies = target.copies.iter();
-            let mut newer = copies.filter(|((_, _, writer), _)| writer.0 > own.0 + 1);
-            newer.any(|(_, copied)| copied.is_ended)
-        })
+        .read_until("the first copy", |target| target.is_ended("t", 1))
         .await;
-    assert_eq!(target.rows("t", 1), ["1"]);
+    let own = target.frames[0].1.header.writer;
+    target.order(|order| order.wanted.clear());
+    relay
+        .until("cleared away", |status| status.copy.tables == 0)
+        .await;
+    let flow = world.options.flow.clone();
+    let spec = StreamSpec {
+        target: Some(TARGET.to_owned()),
+        ..StreamSpec::copy(flow.clone(), 1 << 20)
+    };
+    topology::create(&world.broker, &spec).await.expect("made");
+    let mut frame = target.frames[0].1.clone();
+    frame.header.writer = Incarnation(own.0 + 1);
+    frame.header.generation = 2;
+    target.write(StreamSequence(0), &frame).await;
+    let (stream, subject) = (flow.copy_stream(), flow.copy_subject());
+    let trimmed = trim::purge_to(&world.broker, &stream, &subject, StreamSequence(2)).await;
+    trimmed.expect("trimmed");
+    serve_twice_more(&world, &relay).await;
+    drop(target);
+    let mut target = Target::new(&world, &["t"]);
+    target.order(|order| order.wanted = vec![wanted("t", 2)]);
+    target
+        .read_until("the next copy", |target| target.is_ended("t", 2))
+        .await;
+    let above = Incarnation(own.0 + 1);
+    assert!(
+        is_ended_above(&target, 2, above),
+        "{:?}",
+        target.copies.keys()
+    );
     relay.stop().await;
 }
 
