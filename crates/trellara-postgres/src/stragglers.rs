@@ -6,7 +6,7 @@
 //! the stream may have applied it already. So before a snapshot that has to see all that was
 //! streamed, those that ran are waited for, unless they cannot be such.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::Session;
@@ -27,7 +27,8 @@ SELECT l.transactionid::text, \
             NOT EXISTS (SELECT FROM pg_catalog.pg_stat_activity AS o \
                          WHERE o.backend_type = 'client backend' \
                            AND (o.state IS NULL OR o.wait_event = 'SyncRep')) \
-            ELSE coalesce(a.state = 'active' AND a.wait_event IS DISTINCT FROM 'SyncRep', false) END, \
+            ELSE coalesce(a.state = 'active' AND a.wait_event IS DISTINCT FROM 'SyncRep' \
+                     AND coalesce(a.wait_event_type, '') NOT IN ('IO', 'LWLock'), false) END, \
        pg_catalog.current_setting('synchronous_standby_names') <> '' \
   FROM pg_catalog.pg_locks AS l LEFT JOIN pg_catalog.pg_stat_activity AS a ON a.pid = l.pid \
  WHERE l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.granted";
@@ -35,7 +36,8 @@ SELECT l.transactionid::text, \
 /// The transactions that ran at one moment, of which some may have committed.
 #[derive(Debug)]
 pub struct Stragglers {
-    running: BTreeSet<String>,
+    /// Whether it may have been about to commit when it was looked at once: then it does.
+    running: BTreeMap<String, bool>,
     since: Instant,
 }
 
@@ -57,7 +59,10 @@ impl Stragglers {
     /// The server's.
     pub async fn of(session: &Session) -> Result<Self, tokio_postgres::Error> {
         let rows = session.client.query(RUNNING, &[]).await?;
-        let running: Result<BTreeSet<String>, _> = rows.iter().map(|row| row.try_get(0)).collect();
+        let running: Result<BTreeMap<String, bool>, _> = rows
+            .iter()
+            .map(|row| Ok((row.try_get(0)?, false)))
+            .collect();
         Ok(Self {
             running: running?,
             since: Instant::now(),
@@ -77,7 +82,7 @@ impl Stragglers {
             return Ok(None);
         }
         let is_patient = self.since.elapsed() < AT_WORK;
-        let mut left = BTreeSet::new();
+        let mut left = BTreeMap::new();
         let mut words = Vec::new();
         for row in session.client.query(RUNNING, &[]).await? {
             let (xid, who, doing): (String, &str, &str) =
@@ -87,9 +92,13 @@ impl Stragglers {
                 (false, true) => Standing::AtWork,
                 (false, false) => Standing::Unknown,
             };
-            if self.running.contains(&xid) && is_left(standing, is_patient, row.try_get(5)?) {
+            let Some(suspect) = self.running.get(&xid) else {
+                continue;
+            };
+            let suspect = *suspect || standing == Standing::Unknown;
+            if is_left(standing, is_patient, suspect && row.try_get(5)?) {
                 words.push(format!("xid {xid} ({who}, {doing})"));
-                left.insert(xid);
+                left.insert(xid, suspect);
             }
         }
         // Whoever waited for its client once had not committed.
@@ -104,11 +113,12 @@ impl Stragglers {
     }
 }
 
-fn is_left(standing: Standing, patient: bool, standbys: bool) -> bool {
+/// `suspect`: it may have waited for a standby, now or before. Whoever did is not to be taken for
+/// somebody at work in the moment in which the standby has let it go.
+fn is_left(standing: Standing, patient: bool, suspect: bool) -> bool {
     match standing {
         Standing::Idle => false,
-        Standing::AtWork => patient,
-        Standing::Unknown => patient || standbys,
+        Standing::AtWork | Standing::Unknown => patient || suspect,
     }
 }
 
@@ -118,12 +128,12 @@ mod tests {
 
     #[test]
     fn only_who_may_have_committed_is_waited_for() {
-        for standbys in [true, false] {
-            assert!(!is_left(Standing::Idle, true, standbys));
-            assert!(is_left(Standing::AtWork, true, standbys));
-            assert!(!is_left(Standing::AtWork, false, standbys));
-            assert!(is_left(Standing::Unknown, true, standbys));
-            assert_eq!(is_left(Standing::Unknown, false, standbys), standbys);
+        for suspect in [true, false] {
+            assert!(!is_left(Standing::Idle, true, suspect));
+            for standing in [Standing::AtWork, Standing::Unknown] {
+                assert!(is_left(standing, true, suspect));
+                assert_eq!(is_left(standing, false, suspect), suspect);
+            }
         }
     }
 }

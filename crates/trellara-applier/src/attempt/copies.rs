@@ -5,8 +5,6 @@
 //! What is said of the copies changes only between target transactions, with everything in that was
 //! judged by what was said before.
 
-use std::sync::Arc;
-
 use trellara_envelope::{AbortedSet, Body, BundleEntry, CopyTable};
 use trellara_pgoutput::ChangeReader;
 
@@ -88,7 +86,8 @@ impl Attempt<'_> {
             return Ok(());
         };
         self.backfill.on_timeline(history.timeline);
-        let copies = Arc::clone(&self.writer.copies);
+        // As they are written down: one may have begun a moment ago.
+        let copies = backfill::read(self.target.client(), &self.options.flow).await?;
         let lost = copies.lost_by(history);
         if lost.is_empty() {
             return Ok(());

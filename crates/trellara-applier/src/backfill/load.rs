@@ -237,6 +237,10 @@ impl Book {
             return self.foreign(header);
         }
         if let CopyEvent::Begin(begin) = event {
+            if self.begins_twice(&header, &begin) {
+                let reason = "its writer began it twice, under different snapshots".to_owned();
+                return Step::Void(header.table, reason);
+            }
             return match self.may_begin(&header) {
                 true => Step::Begin(header.table, header.source, Box::new(begin)),
                 false => Step::Nothing,
@@ -427,6 +431,17 @@ impl Book {
             keep
         });
         self.open.len() < before
+    }
+
+    /// Parts of the second would be taken for those of the first.
+    fn begins_twice(&self, header: &CopyHeader, begin: &CopyBegin) -> bool {
+        let Some(Entry { copy, .. }) = self.tables.get(&header.table) else {
+            return false;
+        };
+        copy.state == CopyState::Copying
+            && copy.generation == header.generation
+            && copy.writer == Some(header.writer)
+            && copy.snapshot.as_ref() != begin.snapshot.parse().ok().as_ref()
     }
 
     /// What comes from another cluster can never be this flow's: if it is what is waited for, somebody

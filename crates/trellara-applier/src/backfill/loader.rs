@@ -46,6 +46,8 @@ const REREAD: Duration = Duration::from_secs(10);
 /// Between two trims: each costs two requests.
 const TRIM: Duration = Duration::from_millis(100);
 
+const OUTDATED: &str = "it was read before a standby of the source was promoted";
+
 /// What the loader works with.
 pub(super) struct Loader {
     common: Arc<Common>,
@@ -436,9 +438,10 @@ impl Loader {
         (table, writer): (&CopyTable, Incarnation),
         begin: (SourceId, &CopyBegin),
     ) -> Result<(), Trouble> {
-        if begin.0.timeline.0 < self.timeline.load(Ordering::Relaxed) {
-            let reason = "it was read before a standby of the source was promoted";
-            return self.void(table, reason).await;
+        let is_outdated =
+            |loader: &Self| begin.0.timeline.0 < loader.timeline.load(Ordering::Relaxed);
+        if is_outdated(self) {
+            return self.void(table, OUTDATED).await;
         }
         self.drain(table).await?;
         let Some(generation) = self.book.copy(table).map(|copy| copy.generation) else {
@@ -479,6 +482,10 @@ impl Loader {
                 tracing::info!(flow = %self.flow, %table, generation, %writer, "a copy begins");
                 self.book.begun((table, writer), begin);
                 self.changed().await;
+                if is_outdated(self) {
+                    // The lane came to the promotion while the table was emptied.
+                    return self.void(table, OUTDATED).await;
+                }
                 Ok(())
             }
             // Somebody asks for another copy, or took the lane.

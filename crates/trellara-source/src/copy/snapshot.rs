@@ -7,6 +7,7 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use trellara_envelope::{Lsn, SourceId};
 use trellara_postgres::settle::{ParseSnapshotError, SettleError, Snapshot};
+use trellara_postgres::stragglers::Stragglers;
 use trellara_postgres::{ConnectError, Session, fault, insert_position};
 
 use crate::SourceOptions;
@@ -17,6 +18,11 @@ use crate::durable::{identity, until_flushed, until_on_standbys};
 const KEEPALIVE: Duration = Duration::from_secs(10);
 /// A server that does not answer for this long is taken for gone.
 const KEEPALIVE_LIMIT: Duration = Duration::from_secs(60);
+
+/// Between two looks at whose commit is not seen yet.
+const UNSEEN_PAUSE: Duration = Duration::from_millis(20);
+/// Then somebody is told whose it is, and it is tried again.
+const UNSEEN_LIMIT: Duration = Duration::from_secs(30);
 
 /// A snapshot that other sessions can read under for as long as this value lives and
 /// [`SharedSnapshot::ended`] waits.
@@ -56,6 +62,8 @@ impl SharedSnapshot {
     /// # Errors
     /// The server's; nothing is left behind.
     pub async fn take(source: &SourceOptions) -> Result<Self, TakeError> {
+        let beside = source.session().await?;
+        until_commits_are_seen(&beside).await?;
         let session = source.session().await?;
         let client = &session.client;
         client.batch_execute(settings(&session)).await?;
@@ -70,7 +78,6 @@ impl SharedSnapshot {
             .await?;
         let seen: Snapshot = row.try_get::<_, &str>(0)?.parse()?;
         let id: String = row.try_get(1)?;
-        let beside = source.session().await?;
         // Asked when the snapshot is there: whatever it sees has left the list of running
         // transactions, and wrote its commit record before that.
         let converges_at = insert_position(&beside).await?;
@@ -137,6 +144,21 @@ impl Drop for SharedSnapshot {
     fn drop(&mut self) {
         self.keeper.abort();
     }
+}
+
+/// A table that is copied anew was emptied of whatever the lane had applied: the snapshot has to see
+/// all of that, also the commit that still waits for a standby.
+async fn until_commits_are_seen(session: &Session) -> Result<(), TakeError> {
+    let began = Instant::now();
+    let mut stragglers = Stragglers::of(session).await?;
+    while let Some(waiting) = stragglers.left(session).await? {
+        let waited = began.elapsed();
+        if waited >= UNSEEN_LIMIT {
+            return Err(SettleError::TimedOut { waited, waiting }.into());
+        }
+        tokio::time::sleep(UNSEEN_PAUSE).await;
+    }
+    Ok(())
 }
 
 /// Statements that make a session fit for a long transaction of reading.

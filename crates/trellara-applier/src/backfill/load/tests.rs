@@ -344,6 +344,20 @@ fn another_table_is_nobodys_and_another_cluster_is_named() {
 }
 
 #[test]
+fn a_writer_that_begins_a_copy_twice_makes_it_void() {
+    let mut book = wanting(&["t"]);
+    let mut hand = Hand::new(3, 0);
+    read(&mut book, hand.frame("t", begin()));
+    assert_eq!(read(&mut book, hand.frame("t", begin())), Step::Nothing);
+    let mut other = begin();
+    if let CopyEvent::Begin(begin) = &mut other {
+        begin.snapshot = "7:9:8".into();
+    }
+    let step = read(&mut book, hand.frame("t", other));
+    assert!(matches!(step, Step::Void(..)), "{step:?}");
+}
+
+#[test]
 fn an_operator_who_asks_for_another_copy_makes_the_one_under_way_void() {
     let mut book = wanting(&["t", "u"]);
     let mut hand = Hand::new(3, 0);
