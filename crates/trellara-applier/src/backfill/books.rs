@@ -95,6 +95,23 @@ impl Books {
         Ok(copies.into_iter().map(with_parts).collect())
     }
 
+    /// In the open transaction: whether the copy may begin, which it may until the transaction is
+    /// over.
+    pub(super) async fn may_begin(&self, client: &Client, copy: &CopyKey) -> Result<bool, Error> {
+        let (lane, generation) = (lane_number(self.lane), copy.generation.cast_signed());
+        let which: [&(dyn ToSql + Sync); 7] = [
+            &self.flow.as_str(),
+            &lane,
+            &self.epoch.0,
+            &copy.table.schema,
+            &copy.table.name,
+            &generation,
+            &copy.writer.0.cast_signed(),
+        ];
+        let sql = include_str!("../sql/backfill_may_begin.sql");
+        Ok(client.query_opt(sql, &which).await?.is_some())
+    }
+
     /// In the open transaction: the copy begins.
     pub(super) async fn begin(
         &self,

@@ -432,7 +432,8 @@ impl Loader {
         })
     }
 
-    /// A copy begins: in one transaction it is written down, and what the table holds goes.
+    /// A copy begins: what makes it slow is put off, then in one transaction it is written down, and
+    /// what the table holds goes.
     async fn begin(
         &mut self,
         (table, writer): (&CopyTable, Incarnation),
@@ -460,12 +461,13 @@ impl Loader {
         desk.rests(false);
         let emptying = async {
             let client = desk.client();
+            if common.options.backfill_defer {
+                // Not under the locks of what follows: emptying may take hours.
+                putoff::put_off(client, &common, &copy).await?;
+            }
             client.batch_execute(&common.held.begin()).await?;
             let begun = common.books.begin(client, &copy, begin).await?;
             if begun {
-                if common.options.backfill_defer {
-                    putoff::put_off(client, &common.options.flow, table).await?;
-                }
                 common.books.empty(client, table).await?;
             }
             client.batch_execute("COMMIT").await?;

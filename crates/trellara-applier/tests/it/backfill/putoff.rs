@@ -149,16 +149,29 @@ async fn a_definition_is_in_the_catalogue_or_noted_wherever_the_applier_is_kille
 
     // Killed while it drops: nothing was.
     let reader = copy
-        .lock("LOCK TABLE trellara.backfill_part IN EXCLUSIVE MODE")
+        .lock("LOCK TABLE trellara.backfill_definition IN SHARE MODE")
         .await;
     copy.begin("u", &["id", "v"]).await;
     let applier = start(&copy);
-    copy.becomes_true(&waits_for("trellara.backfill_part"))
+    copy.becomes_true(&waits_for("trellara.backfill_definition"))
         .await;
     applier.kill().await;
     reader.batch_execute("ROLLBACK").await.unwrap();
     assert_eq!(copy.text(MISSING).await, "");
     assert_eq!(copy.text(CATALOGUE).await, before);
+
+    // Killed between that and what the table is emptied in.
+    let reader = copy
+        .lock("LOCK TABLE trellara.backfill_part IN EXCLUSIVE MODE")
+        .await;
+    let applier = start(&copy);
+    copy.becomes_true(&waits_for("trellara.backfill_part"))
+        .await;
+    applier.kill().await;
+    reader.batch_execute("ROLLBACK").await.unwrap();
+    assert_eq!(copy.row("u").await.state, "wanted");
+    assert_eq!(copy.text(MISSING).await, "far far one two");
+    assert_eq!(copy.text(TWICE).await, "0");
 
     // Killed behind it, with a part in.
     copy.whole_part("u", 0, b"1\ta\n", 1).await;
@@ -294,5 +307,39 @@ async fn what_is_in_use_stays() {
     assert_eq!(copy.text(CATALOGUE).await, before);
     let noted = "SELECT count(*)::text FROM trellara.backfill_definition";
     assert_eq!(copy.text(noted).await, "0");
+    applier.stop().await;
+}
+
+#[tokio::test]
+async fn emptying_a_table_locks_none_that_it_refers_to() {
+    let mut copy = of(
+        18,
+        "CREATE TABLE r (id integer PRIMARY KEY); INSERT INTO r VALUES (1); \
+         CREATE TABLE u (id integer PRIMARY KEY, v text, r integer DEFAULT 1 REFERENCES r); \
+         INSERT INTO u VALUES (7, 'old'); CREATE TABLE points (u integer REFERENCES u)",
+    )
+    .await;
+    let before = copy.text(CATALOGUE).await;
+    copy.wants("u").await;
+    copy.make_stream().await;
+    // Emptying takes as long as we like.
+    let reader = copy
+        .lock("LOCK TABLE trellara.backfill_part IN EXCLUSIVE MODE")
+        .await;
+    copy.begin("u", &["id", "v"]).await;
+    let applier = start(&copy);
+    copy.becomes_true(&waits_for("trellara.backfill_part"))
+        .await;
+    let writes = "SET lock_timeout = '3s'; INSERT INTO public.r VALUES (2)";
+    let writer = connect(&copy.flow.target.url).await;
+    writer.batch_execute(writes).await.unwrap();
+    assert_eq!(copy.row("u").await.state, "wanted");
+    reader.batch_execute("ROLLBACK").await.unwrap();
+    copy.whole_part("u", 0, b"1\ta\n", 1).await;
+    copy.end("u", 1, 1).await;
+    copy.loaded("u").await;
+    assert_eq!(copy.values("u").await, "1=a");
+    copy.becomes_true(RESTORED).await;
+    assert_eq!(copy.text(CATALOGUE).await, before);
     applier.stop().await;
 }
