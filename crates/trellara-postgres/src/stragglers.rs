@@ -15,6 +15,9 @@ use crate::Session;
 /// long, and does not wait for a standby, works at something else.
 const AT_WORK: Duration = Duration::from_secs(5);
 
+/// Between commit record and end a session is seen without a wait, or in one for the log, the log's
+/// status pages or the list of running transactions, or for a standby, and in no other.
+///
 /// Every transaction with an id holds a lock of that name until it has left the list of running
 /// ones, and anybody may see it. What a session does is NULL for who may not see that; one that was
 /// prepared has none, and whoever commits it looks like a session without a transaction.
@@ -22,13 +25,15 @@ const RUNNING: &str = "\
 SELECT l.transactionid::text, \
        coalesce('pid ' || l.pid::text, 'prepared'), \
        coalesce(a.wait_event_type || '/' || a.wait_event, a.state, '?'), \
-       coalesce(a.state LIKE 'idle in transaction%', false), \
-       CASE WHEN l.pid IS NULL THEN \
-            NOT EXISTS (SELECT FROM pg_catalog.pg_stat_activity AS o \
-                         WHERE o.backend_type = 'client backend' \
-                           AND (o.state IS NULL OR o.wait_event = 'SyncRep')) \
-            ELSE coalesce(a.state = 'active' AND a.wait_event IS DISTINCT FROM 'SyncRep' \
-                     AND coalesce(a.wait_event_type, '') NOT IN ('IO', 'LWLock'), false) END, \
+       CASE WHEN l.pid IS NULL AND NOT EXISTS ( \
+                   SELECT FROM pg_catalog.pg_stat_activity AS o \
+                    WHERE o.backend_type = 'client backend' \
+                      AND (o.state IS NULL OR o.wait_event = 'SyncRep')) THEN 'at work' \
+            WHEN l.pid IS NULL OR a.state IS NULL OR a.wait_event = 'SyncRep' THEN 'unknown' \
+            WHEN a.state LIKE 'idle in transaction%' THEN 'idle' \
+            WHEN a.wait_event_type IN ('IO', 'LWLock') \
+             AND a.wait_event ~ '^(WAL|SLRU|Xact|ProcArray|CommitTs|Subtrans)' THEN 'ending' \
+            WHEN a.state = 'active' THEN 'at work' ELSE 'unknown' END, \
        pg_catalog.current_setting('synchronous_standby_names') <> '' \
   FROM pg_catalog.pg_locks AS l LEFT JOIN pg_catalog.pg_stat_activity AS a ON a.pid = l.pid \
  WHERE l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.granted";
@@ -36,9 +41,17 @@ SELECT l.transactionid::text, \
 /// The transactions that ran at one moment, of which some may have committed.
 #[derive(Debug)]
 pub struct Stragglers {
-    /// Whether it may have been about to commit when it was looked at once: then it does.
-    running: BTreeMap<String, bool>,
+    running: BTreeMap<String, Seen>,
     since: Instant,
+}
+
+/// What was seen of a transaction in the looks so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Seen {
+    /// It may have waited for a standby once: then it commits.
+    suspect: bool,
+    /// It was at work in the last look.
+    at_work: bool,
 }
 
 /// How a transaction stands.
@@ -46,10 +59,23 @@ pub struct Stragglers {
 enum Standing {
     /// Its session waits for the client: nothing of it is in the log that ends it.
     Idle,
-    /// It works, and we see that it does not wait for a standby.
+    /// It works, and we see that it waits for nothing that a commit waits for.
     AtWork,
+    /// It waits for something that everybody waits for, and a commit too.
+    Ending,
     /// It waits for a standby, or we may not see what it does.
     Unknown,
+}
+
+impl Standing {
+    fn parse(word: &str) -> Self {
+        match word {
+            "idle" => Self::Idle,
+            "at work" => Self::AtWork,
+            "ending" => Self::Ending,
+            _ => Self::Unknown,
+        }
+    }
 }
 
 impl Stragglers {
@@ -59,9 +85,9 @@ impl Stragglers {
     /// The server's.
     pub async fn of(session: &Session) -> Result<Self, tokio_postgres::Error> {
         let rows = session.client.query(RUNNING, &[]).await?;
-        let running: Result<BTreeMap<String, bool>, _> = rows
+        let running: Result<BTreeMap<String, Seen>, _> = rows
             .iter()
-            .map(|row| Ok((row.try_get(0)?, false)))
+            .map(|row| Ok((row.try_get(0)?, Seen::default())))
             .collect();
         Ok(Self {
             running: running?,
@@ -87,18 +113,13 @@ impl Stragglers {
         for row in session.client.query(RUNNING, &[]).await? {
             let (xid, who, doing): (String, &str, &str) =
                 (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
-            let standing = match (row.try_get(3)?, row.try_get(4)?) {
-                (true, _) => Standing::Idle,
-                (false, true) => Standing::AtWork,
-                (false, false) => Standing::Unknown,
-            };
-            let Some(suspect) = self.running.get(&xid) else {
+            let standing = Standing::parse(row.try_get(3)?);
+            let Some(before) = self.running.get(&xid) else {
                 continue;
             };
-            let suspect = *suspect || standing == Standing::Unknown;
-            if is_left(standing, is_patient, suspect && row.try_get(5)?) {
+            if let Some(seen) = before.left(standing, is_patient, row.try_get(4)?) {
                 words.push(format!("xid {xid} ({who}, {doing})"));
-                left.insert(xid, suspect);
+                left.insert(xid, seen);
             }
         }
         // Whoever waited for its client once had not committed.
@@ -113,12 +134,24 @@ impl Stragglers {
     }
 }
 
-/// `suspect`: it may have waited for a standby, now or before. Whoever did is not to be taken for
-/// somebody at work in the moment in which the standby has let it go.
-fn is_left(standing: Standing, patient: bool, suspect: bool) -> bool {
-    match standing {
-        Standing::Idle => false,
-        Standing::AtWork | Standing::Unknown => patient || suspect,
+impl Seen {
+    /// What is known of it after one more look, or `None` when it need not be waited for.
+    ///
+    /// Whoever may have waited for a standby is not to be taken for somebody at work in the moment in
+    /// which the standby has let it go; that it waits in vain is over when it is. What every batch
+    /// waits for says less: two looks at work behind it are enough, for a commit would be gone.
+    fn left(self, standing: Standing, is_patient: bool, standbys: bool) -> Option<Self> {
+        let seen = Self {
+            suspect: self.suspect || standing == Standing::Unknown,
+            at_work: standing == Standing::AtWork,
+        };
+        let is_left = match standing {
+            Standing::Idle => false,
+            Standing::AtWork => is_patient || !self.at_work || (seen.suspect && standbys),
+            Standing::Ending => true,
+            Standing::Unknown => is_patient || standbys,
+        };
+        is_left.then_some(seen)
     }
 }
 
@@ -126,14 +159,37 @@ fn is_left(standing: Standing, patient: bool, suspect: bool) -> bool {
 mod tests {
     use super::*;
 
+    fn after(looks: &[Standing], standbys: bool) -> Option<Seen> {
+        let mut seen = Seen::default();
+        for look in looks {
+            seen = seen.left(*look, false, standbys)?;
+        }
+        Some(seen)
+    }
+
     #[test]
     fn only_who_may_have_committed_is_waited_for() {
-        for suspect in [true, false] {
-            assert!(!is_left(Standing::Idle, true, suspect));
-            for standing in [Standing::AtWork, Standing::Unknown] {
-                assert!(is_left(standing, true, suspect));
-                assert_eq!(is_left(standing, false, suspect), suspect);
+        use Standing::{AtWork, Ending, Idle, Unknown};
+        for standbys in [true, false] {
+            for standing in [AtWork, Ending, Unknown] {
+                let seen = Seen::default().left(standing, true, standbys);
+                assert!(
+                    seen.is_some(),
+                    "{standing:?}: it has just begun to be waited for"
+                );
             }
+            assert_eq!(Seen::default().left(Idle, true, standbys), None);
+            assert_eq!(after(&[AtWork, AtWork], standbys), None);
+            assert!(
+                after(&[AtWork], standbys).is_some(),
+                "it may be past a wait"
+            );
+            // A batch that writes a lot is seen in such waits all the time.
+            assert!(after(&[Ending, Ending, AtWork], standbys).is_some());
+            assert_eq!(after(&[Ending, AtWork, AtWork], standbys), None);
         }
+        // The standby has let it go a moment ago.
+        assert!(after(&[Unknown, AtWork, AtWork, AtWork], true).is_some());
+        assert_eq!(after(&[Unknown], false), None);
     }
 }
