@@ -112,6 +112,16 @@ impl Books {
         Ok(client.query_opt(sql, &which).await?.is_some())
     }
 
+    /// In the open transaction: other rows come, so what those before them contradicted is tried
+    /// again.
+    pub(super) async fn forgive(&self, client: &Client, table: &CopyTable) -> Result<(), Error> {
+        let sql = "UPDATE trellara.backfill_definition SET reason = NULL, hint = NULL \
+                    WHERE flow = $1 AND restored_at IS NULL AND reason IS NOT NULL \
+                      AND ($2, $3) IN ((schema_name, table_name), (refers_schema, refers_name))";
+        let key: [&(dyn ToSql + Sync); 3] = [&self.flow.as_str(), &table.schema, &table.name];
+        client.execute(sql, &key).await.map(drop)
+    }
+
     /// In the open transaction: the copy begins.
     pub(super) async fn begin(
         &self,

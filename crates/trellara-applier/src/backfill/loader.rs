@@ -468,6 +468,7 @@ impl Loader {
             client.batch_execute(&common.held.begin()).await?;
             let begun = common.books.begin(client, &copy, begin).await?;
             if begun {
+                common.books.forgive(client, table).await?;
                 common.books.empty(client, table).await?;
             }
             client.batch_execute("COMMIT").await?;

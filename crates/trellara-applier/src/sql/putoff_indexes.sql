@@ -1,8 +1,9 @@
 -- The secondary indexes and unique constraints of a table and its partitions that may be dropped and
 -- made again by whoever asks: one row for each, the partitions' before those they belong to, with the
 -- statements that make it; what is dropped is the uppermost, and the others go with it.
--- Left alone is what finds rows (the primary key, the replica identity, any unique index of a table
--- that has neither), what a foreign key refers to, what belongs to a table above, and what an
+-- Left alone is what finds rows (the primary key, the replica identity, any unique index on columns
+-- that are never NULL, as it may be the source's replica identity, and any at all of a table that has
+-- neither of the first two), what a foreign key refers to, what belongs to a table above, and what an
 -- extension owns or ties.
 WITH RECURSIVE tree (oid, depth) AS (
     SELECT c.oid, 0 FROM pg_catalog.pg_class AS c
@@ -29,9 +30,12 @@ WITH RECURSIVE tree (oid, depth) AS (
            i.indisvalid AND i.indisready AND i.indislive
            AND NOT i.indisprimary AND NOT i.indisreplident
            AND NOT (i.indisunique AND i.indimmediate AND i.indpred IS NULL AND i.indexprs IS NULL
-                    AND NOT EXISTS (SELECT FROM pg_catalog.pg_index AS k
-                                     WHERE k.indrelid = i.indrelid
-                                       AND (k.indisprimary OR k.indisreplident)))
+                    AND (NOT EXISTS (SELECT FROM pg_catalog.pg_attribute AS a
+                                      WHERE a.attrelid = i.indrelid AND NOT a.attnotnull
+                                        AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]))
+                         OR NOT EXISTS (SELECT FROM pg_catalog.pg_index AS k
+                                         WHERE k.indrelid = i.indrelid
+                                           AND (k.indisprimary OR k.indisreplident))))
            AND (x.reltablespace = 0
                 OR pg_catalog.has_tablespace_privilege(x.reltablespace, 'CREATE'))
            AND NOT EXISTS (SELECT FROM pg_catalog.pg_constraint AS r

@@ -17,7 +17,7 @@ CREATE INDEX \"a ON ONLY b\" ON u USING btree (v COLLATE \"C\" text_pattern_ops 
 CREATE UNIQUE INDEX low ON u (lower(v));
 ALTER INDEX low ALTER COLUMN 1 SET STATISTICS 77;
 COMMENT ON INDEX low IS 'of \"names\"';
-CREATE UNIQUE INDEX nulls ON u (n, id) NULLS NOT DISTINCT;
+CREATE UNIQUE INDEX nulls ON u (v, n) NULLS NOT DISTINCT;
 CREATE INDEX hashed ON u USING hash (v);
 ALTER TABLE u CLUSTER ON nulls;
 ALTER TABLE u ADD CONSTRAINT u_w FOREIGN KEY (w) REFERENCES w ON DELETE CASCADE DEFERRABLE;
@@ -341,5 +341,79 @@ async fn emptying_a_table_locks_none_that_it_refers_to() {
     assert_eq!(copy.values("u").await, "1=a");
     copy.becomes_true(RESTORED).await;
     assert_eq!(copy.text(CATALOGUE).await, before);
+    applier.stop().await;
+}
+
+#[tokio::test]
+async fn a_copy_anew_has_what_was_refused_tried_again() {
+    let mut copy = of(
+        15,
+        "CREATE TABLE w (id integer PRIMARY KEY, v text); \
+         CREATE TABLE u (id integer PRIMARY KEY, v text, CONSTRAINT far FOREIGN KEY (id) REFERENCES w); \
+         CREATE UNIQUE INDEX one ON u (v)",
+    )
+    .await;
+    let before = copy.text(CATALOGUE).await;
+    copy.wants("u").await;
+    copy.make_stream().await;
+    let applier = start(&copy);
+    copy.begin("u", &["id", "v"]).await;
+    copy.whole_part("u", 0, b"1\ta\n2\ta\n", 2).await;
+    copy.end("u", 1, 2).await;
+    copy.loaded("u").await;
+    let refused =
+        "SELECT (count(*) = 2)::text FROM trellara.backfill_definition WHERE reason IS NOT NULL";
+    copy.becomes_true(refused).await;
+    assert_eq!(copy.text(MISSING).await, "far one");
+
+    // The rows were mended at the source, of this table and of the one it refers to.
+    let client = connect(&copy.flow.target.url).await;
+    let anew = "UPDATE trellara.backfill SET state = 'wanted', generation = 2, writer = NULL, \
+                parts = NULL, rows = 0, bytes = 0";
+    copy.orders_from_now_on().await;
+    client.batch_execute(anew).await.unwrap();
+    copy.notify().await;
+    copy.ordered(|order| !order.wanted.is_empty()).await;
+    copy.generation("u", 2).await;
+    copy.begin("u", &["id", "v"]).await;
+    copy.whole_part("u", 0, b"1\ta\n2\tb\n", 2).await;
+    copy.end("u", 1, 2).await;
+    copy.loaded("u").await;
+    let there = "SELECT (to_regclass('public.one') IS NOT NULL)::text";
+    assert_eq!(copy.text(there).await, "true");
+    copy.becomes_true(&refused.replace("= 2", "= 1")).await;
+    copy.orders_from_now_on().await;
+    copy.wants("w").await;
+    copy.notify().await;
+    copy.ordered(|order| !order.wanted.is_empty()).await;
+    copy.begin("w", &["id", "v"]).await;
+    copy.whole_part("w", 0, b"1\ta\n2\tb\n", 2).await;
+    copy.end("w", 1, 2).await;
+    copy.loaded("w").await;
+    copy.becomes_true(RESTORED).await;
+    assert_eq!(copy.text(CATALOGUE).await, before);
+    applier.stop().await;
+}
+
+#[tokio::test]
+async fn an_index_that_may_find_rows_stays() {
+    let mut copy = of(
+        18,
+        "CREATE TABLE u (id integer PRIMARY KEY, code integer NOT NULL UNIQUE, v text UNIQUE); \
+         CREATE TABLE p (id integer PRIMARY KEY, code integer NOT NULL, UNIQUE (id, code)) \
+            PARTITION BY RANGE (id); \
+         CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (10)",
+    )
+    .await;
+    copy.make_stream().await;
+    for name in ["u", "p"] {
+        copy.wants(name).await;
+    }
+    let applier = start(&copy);
+    for name in ["u", "p"] {
+        copy.begin(name, &["id"]).await;
+        copy.begun(name).await;
+    }
+    assert_eq!(copy.text(MISSING).await, "u_v_key");
     applier.stop().await;
 }
