@@ -32,29 +32,6 @@ ALTER ROLE trellara_admin REPLICATION;
 -- `remove` ends the relay's walsender before it drops the slot, which takes the walsender's role.
 GRANT trellara_capture TO trellara_admin;
 
--- SELECT is for the checks and the initial copy; streaming itself needs none.
--- With row security on these tables, the copy would miss rows: then, and only then,
---     ALTER ROLE trellara_capture BYPASSRLS;
-DO $$
-DECLARE
-    schema text;
-BEGIN
-    EXECUTE format('GRANT CONNECT ON DATABASE %I TO trellara_capture, trellara_admin',
-                   current_database());
-    -- Half of what CREATE PUBLICATION asks for; see below for the other half.
-    EXECUTE format('GRANT CREATE ON DATABASE %I TO trellara_admin', current_database());
-    FOREACH schema IN ARRAY current_setting('trellara.schemas')::text[] LOOP
-        EXECUTE format('GRANT USAGE ON SCHEMA %I TO trellara_capture, trellara_admin', schema);
-        EXECUTE format('GRANT SELECT ON ALL TABLES IN SCHEMA %I TO trellara_capture, trellara_admin', schema);
-        -- `verify` says before a cut-over which sequences of the target stand behind the source's.
-        EXECUTE format('GRANT SELECT ON ALL SEQUENCES IN SCHEMA %I TO trellara_capture, trellara_admin', schema);
-    END LOOP;
-END
-$$;
-
--- Optional: lets `check` and `status` name the session that blocks the slot's creation.
-GRANT pg_read_all_stats TO trellara_capture, trellara_admin;
-
 -- The publication. Only a table's owner can publish it, so a DBA makes it here and Trellara uses
 -- it as it is (and `remove` leaves it). Where setup shall make it, leave this block out and let
 -- trellara_admin act for the owner: GRANT table_owner TO trellara_admin.
@@ -100,6 +77,31 @@ BEGIN
     END IF;
 END
 $$;
+
+-- Behind the publication: where all of this is one transaction, the autovacuum of a table would wait
+-- for a right given first, and the publication for that table.
+-- SELECT is for the checks and the initial copy; streaming itself needs none.
+-- With row security on these tables, the copy would miss rows: then, and only then,
+--     ALTER ROLE trellara_capture BYPASSRLS;
+DO $$
+DECLARE
+    schema text;
+BEGIN
+    EXECUTE format('GRANT CONNECT ON DATABASE %I TO trellara_capture, trellara_admin',
+                   current_database());
+    -- Half of what CREATE PUBLICATION asks for; see above for the other half.
+    EXECUTE format('GRANT CREATE ON DATABASE %I TO trellara_admin', current_database());
+    FOREACH schema IN ARRAY current_setting('trellara.schemas')::text[] LOOP
+        EXECUTE format('GRANT USAGE ON SCHEMA %I TO trellara_capture, trellara_admin', schema);
+        EXECUTE format('GRANT SELECT ON ALL TABLES IN SCHEMA %I TO trellara_capture, trellara_admin', schema);
+        -- `verify` says before a cut-over which sequences of the target stand behind the source's.
+        EXECUTE format('GRANT SELECT ON ALL SEQUENCES IN SCHEMA %I TO trellara_capture, trellara_admin', schema);
+    END LOOP;
+END
+$$;
+
+-- Optional: lets `check` and `status` name the session that blocks the slot's creation.
+GRANT pg_read_all_stats TO trellara_capture, trellara_admin;
 
 -- pg_hba.conf: `replication` in the second column is for physical replication; a logical walsender
 -- names its database, so these lines serve both of the relay's connections.
