@@ -112,9 +112,7 @@ impl Copier {
 
     /// What is left after an attempt that came to nothing.
     fn recover(&mut self, trouble: Trouble) -> String {
-        if let Some(outlet) = self.outlet.take() {
-            self.window = Some(outlet.into_window());
-        }
+        self.close();
         match trouble {
             Trouble::Outlet(OutletError::Fenced(writer)) => {
                 // Whatever we began is void by that writer's word, and so is our chain.
@@ -128,10 +126,7 @@ impl Copier {
                 reason
             }
             Trouble::Outlet(OutletError::Lost(reason)) => {
-                if let Some(window) = &mut self.window {
-                    window.cast_off();
-                    self.numbers.lost(window.writer());
-                }
+                self.cast_off();
                 self.give_up_all(&reason);
                 reason
             }
@@ -142,6 +137,21 @@ impl Copier {
                 reason
             }
             Trouble::Outlet(OutletError::Again(reason)) | Trouble::Again(reason) => reason,
+        }
+    }
+
+    /// No outlet any more; its chain stays.
+    fn close(&mut self) {
+        if let Some(outlet) = self.outlet.take() {
+            self.window = Some(outlet.into_window());
+        }
+    }
+
+    /// What the chain wrote is gone: it goes on wherever the stream ends, until a higher number serves.
+    fn cast_off(&mut self) {
+        if let Some(window) = &mut self.window {
+            window.cast_off();
+            self.numbers.lost(window.writer());
         }
     }
 
@@ -217,9 +227,7 @@ impl Copier {
         match self.numbers.of(now) {
             Numbered::GoOn => Ok(()),
             Numbered::Anew => {
-                if let Some(outlet) = self.outlet.take() {
-                    self.window = Some(outlet.into_window());
-                }
+                self.close();
                 self.forget();
                 self.numbers.restart(now);
                 Ok(())
@@ -247,9 +255,7 @@ impl Copier {
         if self.is_cleared {
             return Ok(());
         }
-        if let Some(outlet) = self.outlet.take() {
-            self.window = Some(outlet.into_window());
-        }
+        self.close();
         if outlet::delete(&self.fittings.broker, &self.options.flow).await? {
             tracing::info!("everything that was ordered is in; the copy stream was deleted");
         }
@@ -257,10 +263,7 @@ impl Copier {
         // cannot be begun once more under this number, the target would take its parts for those of
         // the first.)
         self.give_up_all("it was not wanted for a while");
-        if let Some(window) = &mut self.window {
-            window.cast_off();
-            self.numbers.lost(window.writer());
-        }
+        self.cast_off();
         self.is_cleared = true;
         self.report.over("");
         Ok(())

@@ -40,11 +40,11 @@ impl Numbers {
 
     pub(super) fn of(&mut self, now: Incarnation) -> Numbered {
         // With another stream of the flow the numbers begin anew.
-        let before = std::mem::replace(&mut self.served, now);
-        if now < before || self.lost.is_some_and(|lost| lost < now) {
-            if now < before {
-                self.used = None;
-            }
+        let began_anew = now < std::mem::replace(&mut self.served, now);
+        if began_anew {
+            self.used = None;
+        }
+        if began_anew || self.lost.is_some_and(|lost| lost < now) {
             return Numbered::Anew;
         }
         match self.used {

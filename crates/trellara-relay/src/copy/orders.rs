@@ -35,7 +35,6 @@ pub(super) async fn listen(broker: Broker, flow: FlowName, say: watch::Sender<Op
     let subject = flow.copy_order_subject();
     let mut target = None;
     let mut epoch = LaneEpoch::default();
-    let mut heard_at: Option<Instant> = None;
     loop {
         let mut subscription = match broker.subscribe_core(&subject).await {
             Ok(subscription) => subscription,
@@ -71,11 +70,10 @@ pub(super) async fn listen(broker: Broker, flow: FlowName, say: watch::Sender<Op
             }
             // Of two appliers of one target the one with the lower epoch is over. A target that was
             // restored has a lower one than before, and then nobody speaks under the higher.
-            if order.epoch < epoch && heard_at.is_some_and(|at| at.elapsed() < FRESH) {
+            if order.epoch < epoch && say.borrow().as_ref().is_some_and(Heard::is_fresh) {
                 continue;
             }
             epoch = order.epoch;
-            heard_at = Some(Instant::now());
             say.send_replace(Some(Heard {
                 order: Arc::new(order),
                 at: Instant::now(),
