@@ -138,8 +138,8 @@ impl Seen {
     /// What is known of it after one more look, or `None` when it need not be waited for.
     ///
     /// Whoever may have waited for a standby is not to be taken for somebody at work in the moment in
-    /// which the standby has let it go; that it waits in vain is over when it is. What every batch
-    /// waits for says less: two looks at work behind it are enough, for a commit would be gone.
+    /// which the standby has let it go: it is waited for until it is gone. What every batch waits for
+    /// says less: two looks at work behind it are enough, for a commit would be gone.
     fn left(self, standing: Standing, is_patient: bool, standbys: bool) -> Option<Self> {
         let seen = Self {
             suspect: self.suspect || standing == Standing::Unknown,

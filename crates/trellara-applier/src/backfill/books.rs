@@ -229,11 +229,8 @@ impl Books {
         copy: &CopyKey,
         parts: u32,
     ) -> Result<bool, Error> {
-        let parts = parts.cast_signed();
-        let facts: [&(dyn ToSql + Sync); 2] = [&copy.writer.0.cast_signed(), &parts];
         let sql = include_str!("../sql/backfill_whole.sql");
-        self.update(client, sql, (&copy.table, copy.generation), &facts)
-            .await
+        self.all_in(client, sql, (copy, parts)).await
     }
 
     /// All parts are in.
@@ -243,9 +240,18 @@ impl Books {
         copy: &CopyKey,
         parts: u32,
     ) -> Result<bool, Error> {
+        let sql = include_str!("../sql/backfill_loaded.sql");
+        self.all_in(client, sql, (copy, parts)).await
+    }
+
+    async fn all_in(
+        &self,
+        client: &Client,
+        sql: &str,
+        (copy, parts): (&CopyKey, u32),
+    ) -> Result<bool, Error> {
         let parts = parts.cast_signed();
         let facts: [&(dyn ToSql + Sync); 2] = [&copy.writer.0.cast_signed(), &parts];
-        let sql = include_str!("../sql/backfill_loaded.sql");
         self.update(client, sql, (&copy.table, copy.generation), &facts)
             .await
     }

@@ -12,8 +12,7 @@ use trellara_envelope::{CopyTable, FlowName};
 use trellara_postgres::quote;
 
 use super::session::LoadSession;
-use super::worker::Common;
-use crate::disposition::{self, Disposition};
+use super::worker::{self, Common};
 use crate::execute::ApplyError;
 use crate::trouble::Trouble;
 
@@ -166,22 +165,14 @@ async fn one(client: &Client, flow: &FlowName, all: bool) -> Result<Made, Error>
     };
     client.batch_execute("ROLLBACK").await?;
     let refused = ApplyError::from_server(&error).on(relation_schema, relation);
-    match disposition::of_change(refused.kind, &refused.sqlstate) {
-        Disposition::Retry
-        | Disposition::RetryNamed
-        | Disposition::Probe
-        | Disposition::AskLedger => Ok(Made::NotNow(format!("{what}: {refused}"))),
-        Disposition::HaltAndProbe
-        | Disposition::Quarantine
-        | Disposition::Stop
-        | Disposition::Operator => {
-            let (reason, hint) = (refused.to_string(), hint(&refused.sqlstate));
-            tracing::error!(%flow, what, error = reason, hint, "an index cannot be made again");
-            let more: [&(dyn tokio_postgres::types::ToSql + Sync); 2] = [&reason, &hint];
-            client.execute(REFUSED, &[&key[..], &more].concat()).await?;
-            Ok(Made::Refused(format!("{what}: {reason}")))
-        }
+    if worker::passes(&refused) {
+        return Ok(Made::NotNow(format!("{what}: {refused}")));
     }
+    let (reason, hint) = (refused.to_string(), hint(&refused.sqlstate));
+    tracing::error!(%flow, what, error = reason, hint, "an index cannot be made again");
+    let more: [&(dyn tokio_postgres::types::ToSql + Sync); 2] = [&reason, &hint];
+    client.execute(REFUSED, &[&key[..], &more].concat()).await?;
+    Ok(Made::Refused(format!("{what}: {reason}")))
 }
 
 fn hint(sqlstate: &str) -> &'static str {
