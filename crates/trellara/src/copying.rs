@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::Serialize;
-use trellara_applier::backfill::CopyState;
+use trellara_applier::backfill::{CopyState, LOOK};
 use trellara_jetstream::{Broker, topology};
 use trellara_postgres::{Session, fault, insert_position};
 use trellara_source::publication::TableName;
@@ -14,6 +14,14 @@ use crate::command::status::{age, bytes_text};
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
 use crate::{broker, daemon_reports, link, visible};
+
+/// Tells the applier to look at what the target remembers of copies.
+pub(crate) async fn tell(config: &Config, target: &Session) -> Result<(), Failure> {
+    let notify = "SELECT pg_notify($1, $2)";
+    let channel = trellara_applier::channel(&config.flow);
+    target.client.execute(notify, &[&channel, &LOOK]).await?;
+    Ok(())
+}
 
 /// Everything known of a flow's copies at one moment.
 #[derive(Debug, Clone, Default, Serialize)]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use trellara_applier::backfill::{LOOK, restore};
+use trellara_applier::backfill::restore;
 use trellara_postgres::Session;
 use trellara_source::publication::TableName;
 
@@ -67,9 +67,7 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
 /// Has the applier try again what the target refused to make.
 async fn rebuild(config: &Config, target: &Session, output: Output) -> Result<(), Failure> {
     let count = restore::forgive(&target.client, &config.flow).await?;
-    let notify = "SELECT pg_notify($1, $2)";
-    let channel = trellara_applier::channel(&config.flow);
-    target.client.execute(notify, &[&channel, &LOOK]).await?;
+    copying::tell(config, target).await?;
     output.note(format!(
         "{count} definition(s) are tried again by the applier"
     ));

@@ -10,8 +10,6 @@ mod sequences;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use trellara_applier::backfill::LOOK;
-use trellara_applier::channel;
 use trellara_applier::quarantine::text::storable;
 use trellara_postgres::Session;
 use trellara_source::publication::{
@@ -21,8 +19,8 @@ use trellara_source::publication::{
 use crate::config::Config;
 use crate::context::Context;
 use crate::exit::{Exit, Failure};
-use crate::link;
 use crate::operator::Operator;
+use crate::{copying, link};
 
 /// Adds tables to a running flow, takes them out, copies them anew, and sets sequences.
 ///
@@ -110,13 +108,7 @@ impl Place {
 
     /// Tells the applier to look at `trellara.backfill`.
     async fn notify(&self) -> Result<(), Failure> {
-        let notify = "SELECT pg_notify($1, $2)";
-        let channel = channel(&self.config.flow);
-        self.target
-            .client
-            .execute(notify, &[&channel, &LOOK])
-            .await?;
-        Ok(())
+        copying::tell(&self.config, &self.target).await
     }
 
     /// Writes down who did what to these tables.
