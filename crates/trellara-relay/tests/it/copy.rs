@@ -7,7 +7,7 @@ use trellara_envelope::{CopyEvent, FrameDigest, Incarnation};
 use trellara_relay::CopyOptions;
 use trellara_source::publication::Partitions;
 
-use crate::copying::{Target, source_rows, wanted};
+use crate::copying::{Target, source_rows, wanted, written};
 use crate::world::{Wishes, World};
 
 /// Pieces of 8 blocks, so that a small table has many.
@@ -263,13 +263,7 @@ async fn a_target_that_stays_away_does_not_hold_the_source() {
     }
     let mut target = Target::new(&world, &["wide"]);
     target.trims = true;
-    target
-        .read_until("its failure", |target| target.failed("wide", 1).is_some())
-        .await;
-    target.order(|order| order.wanted = vec![wanted("wide", 2)]);
-    target
-        .read_until("the next copy", |target| target.is_ended("wide", 2))
-        .await;
+    target.is_copied_anew("wide").await;
     assert_eq!(target.rows("wide", 2).len(), 100_000);
     relay.stop().await;
 }
@@ -484,24 +478,14 @@ async fn a_stream_that_is_deleted_voids_what_was_in_it() {
     world.options.copy = small();
     let relay = world.start();
     let first = Target::new(&world, &["t"]);
-    relay
-        .until("over and stored", |status| {
-            status.copy.tables_over == 1 && status.copy.snapshot_since.is_none()
-        })
-        .await;
+    written(&relay, 1).await;
     let stream = world.options.flow.copy_stream();
     let deleted = trellara_jetstream::topology::delete(&world.broker, &stream).await;
     assert!(deleted.expect("deleted"));
     drop(first);
     let mut target = Target::new(&world, &["t"]);
     target.begins_anywhere();
-    target
-        .read_until("its failure", |target| target.failed("t", 1).is_some())
-        .await;
-    target.order(|order| order.wanted = vec![wanted("t", 2)]);
-    target
-        .read_until("the next copy", |target| target.is_ended("t", 2))
-        .await;
+    target.is_copied_anew("t").await;
     assert_eq!(target.rows("t", 2), ["1"]);
     relay.stop().await;
 }

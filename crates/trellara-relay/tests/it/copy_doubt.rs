@@ -10,21 +10,13 @@ use trellara_jetstream::topology::{self, StreamSpec};
 use trellara_jetstream::trim;
 use trellara_relay::CopyOptions;
 
-use crate::copying::{Target, source_rows, wanted};
+use crate::copying::{Target, source_rows, wanted, written};
 use crate::world::{Relay, TARGET, Wishes, World};
 
 const SMALL: &str = "CREATE TABLE t (id int); INSERT INTO t VALUES (1)";
 const BOTH: &str = "CREATE TABLE t (id int); INSERT INTO t VALUES (1); \
     CREATE TABLE wide (id int PRIMARY KEY, v text); \
     INSERT INTO wide SELECT g, repeat(md5(g::text), 8) FROM generate_series(1, 100000) g";
-
-async fn written(relay: &Relay, tables: usize) {
-    relay
-        .until("over and stored", |status| {
-            status.copy.tables_over == tables && status.copy.snapshot_since.is_none()
-        })
-        .await;
-}
 
 /// The copy stream's end; the broker may have been away a moment ago.
 async fn stored(world: &World, end: u64) {
@@ -71,13 +63,7 @@ async fn frames_that_a_broker_lost_while_it_was_away_are_missed() {
     drop(first);
     let mut target = Target::new(&world, &["u"]);
     target.has_holes = true;
-    target
-        .read_until("its failure", |target| target.failed("u", 1).is_some())
-        .await;
-    target.order(|order| order.wanted = vec![wanted("u", 2)]);
-    target
-        .read_until("the next copy", |target| target.is_ended("u", 2))
-        .await;
+    target.is_copied_anew("u").await;
     assert_eq!(target.rows("u", 2), ["2"]);
     relay.stop().await;
 }
@@ -189,13 +175,7 @@ async fn what_is_wanted_again_after_its_stream_went_has_failed() {
     drop(first);
     let mut target = Target::new(&world, &["t"]);
     target.begins_anywhere();
-    target
-        .read_until("its failure", |target| target.failed("t", 1).is_some())
-        .await;
-    target.order(|order| order.wanted = vec![wanted("t", 2)]);
-    target
-        .read_until("the next copy", |target| target.is_ended("t", 2))
-        .await;
+    target.is_copied_anew("t").await;
     assert_eq!(target.rows("t", 2), ["1"]);
     relay.stop().await;
 }

@@ -14,7 +14,7 @@ use trellara_jetstream::consume::{Consumer, ConsumerOptions};
 use trellara_jetstream::publish::{Outcome, Outgoing, Publisher};
 use trellara_jetstream::{Broker, trim};
 
-use crate::world::{TARGET, World};
+use crate::world::{Relay, TARGET, World};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -59,6 +59,15 @@ pub(crate) fn wanted(name: &str, generation: u32) -> CopyWanted {
         },
         generation,
     }
+}
+
+/// What the relay copies now, of so many tables, is in the stream.
+pub(crate) async fn written(relay: &Relay, tables: usize) {
+    relay
+        .until("over and stored", |status| {
+            status.copy.tables_over == tables && status.copy.snapshot_since.is_none()
+        })
+        .await;
 }
 
 impl Target {
@@ -124,6 +133,15 @@ impl Target {
                 self.frames.len()
             );
         }
+    }
+
+    /// The first copy of a table fails, and the one that is ordered then comes to its end.
+    pub(crate) async fn is_copied_anew(&mut self, name: &str) {
+        self.read_until("its failure", |target| target.failed(name, 1).is_some())
+            .await;
+        self.order(|order| order.wanted = vec![wanted(name, 2)]);
+        self.read_until("the next copy", |target| target.is_ended(name, 2))
+            .await;
     }
 
     async fn read(&mut self) {
