@@ -10,8 +10,10 @@
 //! 5. The run takes its snapshot of the target, in which the lane's newest ledger row proves where
 //!    it stands, and deletes the row.
 //!
-//! Each answer notifies [`answer_channel`] with the run's name. A row whose lease is over, by the
-//! target's clock, binds nobody: the applier deletes it and goes on by itself.
+//! Each answer notifies [`answer_channel`] with the run's name. What the run writes and what tells
+//! the applier of it are one statement, so that a run killed between leaves no row that nobody heard
+//! of. A row whose lease is over, by the target's clock, binds nobody: the applier deletes it,
+//! whether it ever stood still for it or not, and goes on by itself.
 
 use std::time::Duration;
 
@@ -27,7 +29,7 @@ const ARMED: &str = include_str!("sql/fence_armed.sql");
 const REACHED: &str = include_str!("sql/fence_reached.sql");
 /// A lease that is over cannot be renewed, so that nothing is taken from anybody.
 const FORGET: &str = "DELETE FROM trellara.fence \
-    WHERE flow = $1 AND lane = $2 AND run = $3 AND lease_until <= clock_timestamp()";
+    WHERE flow = $1 AND lane = $2 AND lease_until <= clock_timestamp()";
 
 /// Payload of a notification on [`crate::channel`]: the lane's row has changed.
 pub const LOOK: &str = "fence";
@@ -106,10 +108,10 @@ impl Side<'_> {
         Ok(answered == 1)
     }
 
-    /// Takes a row away whose lease is over; returns whether there was one.
-    pub(crate) async fn forget(self, run: &str) -> Result<bool, Error> {
+    /// Takes a row away whose lease is over, whosever it is; returns whether there was one.
+    pub(crate) async fn forget(self) -> Result<bool, Error> {
         let (flow, lane) = (self.flow.as_str(), ledger::lane(self.lane));
-        let gone = self.client.execute(FORGET, &[&flow, &lane, &run]).await?;
+        let gone = self.client.execute(FORGET, &[&flow, &lane]).await?;
         Ok(gone == 1)
     }
 }

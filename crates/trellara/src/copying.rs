@@ -23,6 +23,21 @@ pub(crate) async fn tell(config: &Config, target: &Session) -> Result<(), Failur
     Ok(())
 }
 
+/// Does something in one transaction of the target, and tells the applier: whoever types a command
+/// may be gone between an order, its row in the audit and the notification. After an error the
+/// session goes with the command, and the transaction with it.
+pub(crate) async fn at_once<T>(
+    config: &Config,
+    target: &Session,
+    work: impl Future<Output = Result<T, Failure>>,
+) -> Result<T, Failure> {
+    target.client.batch_execute("BEGIN").await?;
+    let done = work.await?;
+    tell(config, target).await?;
+    target.client.batch_execute("COMMIT").await?;
+    Ok(done)
+}
+
 /// Everything known of a flow's copies at one moment.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct CopyFacts {

@@ -205,7 +205,7 @@ async fn add_is_killed_at_each_step(version: u32, name: &str) -> Result<()> {
     let mut add = stage.add()?;
     add.logged("waiting for transactions", WITHIN).await?;
     add.kill()?;
-    // Ordered by a session whose client is dead, so that nobody is told.
+    // Ordered by a session whose client is dead: nothing of it stays.
     let mut add = stage.add()?;
     add.logged("waiting for transactions", WITHIN).await?;
     let gate = Gate::shut(&target_url).await?;
@@ -240,18 +240,33 @@ async fn an_addition_goes_on_wherever_its_command_was_killed_on_18() -> Result<(
     add_is_killed_at_each_step(18, "addkill18").await
 }
 
-/// What a command of each kind does last is to write down that it was done; behind it and in front
-/// of it nothing else is missing.
+/// An order and its record in the audit are one transaction: a command that was killed between them
+/// has ordered nothing, and the same command does it.
 #[tokio::test]
-async fn commands_killed_in_front_of_their_record_have_done_their_work() -> Result<()> {
+async fn commands_killed_in_front_of_their_record_have_ordered_nothing() -> Result<()> {
     let mut stage = Stage::start(18, "norecord").await?;
     let target_url = stage.flow.target_admin.clone();
     let insert = "INSERT INTO trellara.audit";
-    for (words, state) in [
-        (&["table", "add", "public.t"][..], "done"),
-        (&["table", "recopy", "public.t", "--yes"], "done"),
-        (&["table", "remove", "public.t", "--yes"], "removed"),
-        (&["table", "add", "public.t", "--truncate"], "done"),
+    let stands = "SELECT state || ' ' || generation FROM trellara.backfill WHERE table_name = 't'";
+    for (words, before, action, state) in [
+        (
+            &["table", "add", "public.t"][..],
+            "announced 1",
+            "table added",
+            "done",
+        ),
+        (
+            &["table", "recopy", "public.t", "--yes"],
+            "done 1",
+            "table copied anew",
+            "done",
+        ),
+        (
+            &["table", "remove", "public.t", "--yes"],
+            "done 2",
+            "table removed",
+            "removed",
+        ),
     ] {
         let keeper = stage.target().await?;
         keeper.batch_execute(AUDIT).await?;
@@ -260,9 +275,17 @@ async fn commands_killed_in_front_of_their_record_have_done_their_work() -> Resu
         command.kill()?;
         keeper.batch_execute("ROLLBACK").await?;
         over(&target_url, insert).await?;
+        let stands = value(&target_url, stands).await?;
+        ensure!(stands == before, "{words:?}: {stands}");
+        ensure!(stage.recorded(action).await? == "0", "{words:?}");
+        stage.ends(words).await?;
         let reached = stage.is(state).await;
         reached.with_context(|| format!("{words:?}"))?;
+        ensure!(stage.recorded(action).await? == "1", "{words:?}");
     }
+    stage
+        .ends(&["table", "add", "public.t", "--truncate"])
+        .await?;
     stage.ends_equal().await
 }
 
@@ -281,22 +304,23 @@ async fn a_recopy_that_was_killed_is_done_or_begun_again() -> Result<()> {
         killed.kill()?;
         keeper.batch_execute("COMMIT").await?;
         over(&target_url, WRITES).await?;
-        // Nobody told the applier; it looks for itself.
-        stage.is("done").await?;
-        ensure!(stage.generation().await? == 2);
+        // Its session had nobody who would have ended the transaction.
+        ensure!(stage.generation().await? == 1);
+        ensure!(stage.recorded("table copied anew").await? == "0");
         let gate = Gate::shut(&target_url).await?;
         let mut killed = stage.begin(&recopy)?;
         ensure!(gate.waited_at(WITHIN).await?, "{}", killed.log());
         killed.kill()?;
         // In the middle of one another one is asked for; it may have to wait for the part.
         let again = stage.begin(&recopy)?;
-        let sql = "SELECT generation = 4 OR EXISTS (SELECT FROM pg_stat_activity \
+        let sql = "SELECT generation = 3 OR EXISTS (SELECT FROM pg_stat_activity \
                      WHERE wait_event_type = 'Lock' AND query LIKE '%INTO trellara.backfill %') \
                     FROM trellara.backfill WHERE table_name = 't'";
         until(&target_url, sql, "t", WITHIN).await?;
         gate.open().await?;
         stage.ended(again).await?;
-        ensure!(stage.generation().await? == 4);
+        ensure!(stage.generation().await? == 3);
+        ensure!(stage.recorded("table copied anew").await? == "2");
         stage.ends_equal().await?;
     }
     Ok(())
@@ -312,7 +336,7 @@ async fn a_removal_goes_on_wherever_its_command_was_killed() -> Result<()> {
         );
         stage.ends(&["table", "add", "public.t"]).await?;
         let remove = ["table", "remove", "public.t", "--yes"];
-        // Removed by a session whose client is dead; the publication still has it.
+        // By a session whose client is dead: nothing of it stays.
         let keeper = stage.target().await?;
         keeper.batch_execute(ROW).await?;
         let mut killed = stage.begin(&remove)?;
@@ -320,8 +344,8 @@ async fn a_removal_goes_on_wherever_its_command_was_killed() -> Result<()> {
         killed.kill()?;
         keeper.batch_execute("COMMIT").await?;
         over(&target_url, WRITES).await?;
-        stage.is("removed").await?;
-        stage.written().await?;
+        ensure!(stage.recorded("table removed").await? == "0");
+        stage.is("done").await?;
         // In front of the publication, which waits for whoever vacuums the table.
         let holder = stage.source().await?;
         holder
@@ -330,6 +354,10 @@ async fn a_removal_goes_on_wherever_its_command_was_killed() -> Result<()> {
         let mut killed = stage.begin(&remove)?;
         blocked(&source_url, "ALTER PUBLICATION").await?;
         killed.kill()?;
+        // The publication still has it; who took it out is known.
+        stage.is("removed").await?;
+        ensure!(stage.recorded("table removed").await? == "1");
+        stage.written().await?;
         run(
             &source_url,
             &["SELECT pg_terminate_backend(pid) FROM pg_stat_activity \

@@ -187,6 +187,41 @@ async fn killed_at_any_step(version: u32) -> Result<()> {
     flow.converges(WITHIN).await
 }
 
+/// The row that a judge asks by may be there when he is not any more: whoever is asked hears of it
+/// all the same, and takes it away when its lease is over.
+#[tokio::test]
+async fn a_judge_killed_while_his_request_is_written_leaves_none_behind() -> Result<()> {
+    let (_ground, flow) = filled(18).await?;
+    let target = &flow.target_admin;
+    let other = connect(target).await?;
+    // Whether its row is there decides what becomes of the judge's.
+    other
+        .batch_execute(
+            "BEGIN; INSERT INTO trellara.fence (flow, lane, run, cap, lease_until) \
+             SELECT flow, lane, 'other', '0/0', clock_timestamp() FROM trellara.lane",
+        )
+        .await?;
+    let log = flow.folder().join("judge.log");
+    let mut judge = Daemon::start(&flow.config(), &["verify"], &log)?;
+    let asking = "SELECT count(*) FROM pg_stat_activity \
+         WHERE wait_event_type = 'Lock' AND query LIKE '%INSERT INTO trellara.fence%' \
+           AND pid <> pg_backend_pid()";
+    until(target, asking, "1", WITHIN).await?;
+    judge.kill()?;
+    other.batch_execute("ROLLBACK").await?;
+    // The server writes it down for nobody.
+    let rows = "SELECT count(*) FROM trellara.fence";
+    until(target, rows, "1", WITHIN).await?;
+    until(target, rows, "0", WITHIN).await?;
+    run(
+        &flow.source_admin,
+        &["INSERT INTO log VALUES (1, 'behind')"],
+    )
+    .await?;
+    flow.caught_up(WITHIN).await?;
+    equal(&flow).await.map(drop)
+}
+
 /// How many seconds after that moment of the target's clock the flow went on; fails when that was
 /// too long. A lease is renewed for the last time before its judge is killed.
 async fn goes_on(flow: &Flow, killed: &str) -> Result<f64> {

@@ -182,9 +182,11 @@ impl Attempt<'_> {
     /// There is no fence, or not any more: goes on with the frame that was held.
     async fn go_on(&mut self) -> Result<(), Trouble> {
         let Some(fence) = self.fence.take() else {
+            // Of a run that died before we looked.
+            self.side().forget().await?;
             return Ok(());
         };
-        let abandoned = self.side().forget(&fence.run).await?;
+        let abandoned = self.side().forget().await?;
         let elapsed = |since: Instant| since.elapsed().as_millis();
         let held = fence.held.as_ref().map_or(0, |held| elapsed(held.since));
         tracing::info!(

@@ -73,7 +73,6 @@ impl<'a> Fence<'a> {
             lanes,
         };
         fence.write(cap).await?;
-        fence.wake().await?;
         Ok(fence)
     }
 
@@ -82,16 +81,23 @@ impl<'a> Fence<'a> {
         &self.lanes
     }
 
+    /// The applier is told in the same statement: of a row that a judge left who was killed before
+    /// he told of it, nobody would ever hear.
     async fn write(&self, cap: Lsn) -> Result<(), FreezeError> {
         const INSERT: &str = "\
-            INSERT INTO trellara.fence AS f (flow, lane, run, cap, lease_until) \
-            VALUES ($1, $2, $3, $4::text::pg_lsn, clock_timestamp() + make_interval(secs => $5)) \
-            ON CONFLICT (flow, lane) DO UPDATE \
-               SET run = excluded.run, cap = excluded.cap, exact = false, \
-                   lease_until = excluded.lease_until, epoch = NULL, armed_at = NULL, \
-                   armed_lsn = NULL, reached_at = NULL \
-             WHERE f.lease_until NOT BETWEEN clock_timestamp() \
-                                         AND clock_timestamp() + interval '2 min'";
+            WITH written AS ( \
+                INSERT INTO trellara.fence AS f (flow, lane, run, cap, lease_until) \
+                VALUES ($1, $2, $3, $4::text::pg_lsn, \
+                        clock_timestamp() + make_interval(secs => $5)) \
+                ON CONFLICT (flow, lane) DO UPDATE \
+                   SET run = excluded.run, cap = excluded.cap, exact = false, \
+                       lease_until = excluded.lease_until, epoch = NULL, armed_at = NULL, \
+                       armed_lsn = NULL, reached_at = NULL \
+                 WHERE f.lease_until NOT BETWEEN clock_timestamp() \
+                                             AND clock_timestamp() + interval '2 min' \
+                RETURNING 1 \
+            ) SELECT pg_notify($6, 'fence') FROM written";
+        let channel = asks(&self.flow);
         for lane in &self.lanes {
             let number = lane_number(*lane)?;
             let cap = cap.to_string();
@@ -106,6 +112,7 @@ impl<'a> Fence<'a> {
                         &self.run,
                         &cap,
                         &LEASE_SECONDS,
+                        &channel,
                     ],
                 )
                 .await
@@ -126,23 +133,31 @@ impl<'a> Fence<'a> {
     /// Sets the cap to the consistent point, where every lane shall stand.
     pub(super) async fn stand_at(&self, point: Lsn) -> Result<(), FreezeError> {
         const UPDATE: &str = "\
-            UPDATE trellara.fence \
-               SET cap = $3::text::pg_lsn, exact = true, reached_at = NULL, \
-                   lease_until = clock_timestamp() + make_interval(secs => $4) \
-             WHERE flow = $1 AND run = $2 AND lease_until > clock_timestamp() \
-               AND armed_at IS NOT NULL";
-        let point = point.to_string();
+            WITH moved AS ( \
+                UPDATE trellara.fence \
+                   SET cap = $3::text::pg_lsn, exact = true, reached_at = NULL, \
+                       lease_until = clock_timestamp() + make_interval(secs => $4) \
+                 WHERE flow = $1 AND run = $2 AND lease_until > clock_timestamp() \
+                   AND armed_at IS NOT NULL \
+                RETURNING 1 \
+            ) SELECT pg_notify($5, 'fence') FROM moved";
+        let (point, channel) = (point.to_string(), asks(&self.flow));
         let updated = self
             .session
             .client
             .execute(
                 UPDATE,
-                &[&self.flow.as_str(), &self.run, &point, &LEASE_SECONDS],
+                &[
+                    &self.flow.as_str(),
+                    &self.run,
+                    &point,
+                    &LEASE_SECONDS,
+                    &channel,
+                ],
             )
             .await
             .map_err(failed(Side::Target))?;
-        self.all(updated)?;
-        self.wake().await
+        self.all(updated)
     }
 
     /// Waits until every lane stands at the consistent point.
@@ -152,15 +167,16 @@ impl<'a> Fence<'a> {
 
     /// Lets the applier go on.
     pub(super) async fn release(&self) -> Result<(), FreezeError> {
+        const DELETE: &str = "\
+            WITH gone AS (DELETE FROM trellara.fence WHERE flow = $1 AND run = $2 RETURNING 1) \
+            SELECT pg_notify($3, 'fence') FROM gone";
+        let channel = asks(&self.flow);
         self.session
             .client
-            .execute(
-                "DELETE FROM trellara.fence WHERE flow = $1 AND run = $2",
-                &[&self.flow.as_str(), &self.run],
-            )
+            .execute(DELETE, &[&self.flow.as_str(), &self.run, &channel])
             .await
-            .map_err(failed(Side::Target))?;
-        self.wake().await
+            .map(drop)
+            .map_err(failed(Side::Target))
     }
 
     /// Runs something else, and keeps the lease meanwhile, for so long as `limit` at most: who is
@@ -310,16 +326,11 @@ impl<'a> Fence<'a> {
             },
         })
     }
+}
 
-    async fn wake(&self) -> Result<(), FreezeError> {
-        let channel = format!("trellara_{}", self.flow);
-        self.session
-            .client
-            .execute("SELECT pg_notify($1, 'fence')", &[&channel])
-            .await
-            .map(drop)
-            .map_err(failed(Side::Target))
-    }
+/// The channel on which the applier is told to look.
+fn asks(flow: &FlowName) -> String {
+    format!("trellara_{flow}")
 }
 
 /// The channel on which the applier says that it has answered; the payload is the run.

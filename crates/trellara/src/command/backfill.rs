@@ -66,8 +66,8 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
 
 /// Has the applier try again what the target refused to make.
 async fn rebuild(config: &Config, target: &Session, output: Output) -> Result<(), Failure> {
-    let count = restore::forgive(&target.client, &config.flow).await?;
-    copying::tell(config, target).await?;
+    let forgive = async { Ok(restore::forgive(&target.client, &config.flow).await?) };
+    let count = copying::at_once(config, target, forgive).await?;
     output.note(format!(
         "{count} definition(s) are tried again by the applier"
     ));

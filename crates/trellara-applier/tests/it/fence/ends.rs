@@ -55,6 +55,21 @@ async fn c53_a_lease_that_is_over_lets_the_lane_go_on_by_itself() {
     }
 }
 
+/// A row of a run that was over before anybody looked is nobody's, and does not stay.
+#[tokio::test]
+async fn c53_a_lease_that_was_over_before_we_looked_leaves_no_row() {
+    let (mut flow, applier) = flow(18).await;
+    let run = Run::new(&flow, "dead").await;
+    assert!(run.claim(0x110, 0.0).await);
+    run.notify().await;
+    run.gone().await;
+    flow.bundle(&[&[2], &[3]]).await;
+    flow.caught_up().await;
+    assert_eq!(flow.target.rows().await, "1:1 2:1 3:1");
+    undisturbed(&flow, &applier, 3).await;
+    applier.stop().await;
+}
+
 #[tokio::test]
 async fn c53_an_applier_that_begins_anew_arms_again_before_it_applies() {
     let (mut flow, applier) = flow(18).await;

@@ -64,8 +64,12 @@ impl Joining<'_> {
             self.publish().await?;
         }
         self.outlast().await?;
-        self.order(if adopt { "kept" } else { "wanted" }).await?;
-        self.place.record("table added", self.tables).await?;
+        let state = if adopt { "kept" } else { "wanted" };
+        let order = async {
+            self.order(state).await?;
+            self.place.record("table added", self.tables).await
+        };
+        self.place.at_once(order).await?;
         self.say("it is in the flow");
         Ok(())
     }
@@ -190,7 +194,7 @@ impl Joining<'_> {
         target
             .execute(ORDER, &[&flow, &schemas, &names, &state])
             .await?;
-        self.place.notify().await
+        Ok(())
     }
 
     /// Waits a moment; fails once the time is up.

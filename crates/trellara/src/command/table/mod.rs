@@ -111,6 +111,14 @@ impl Place {
         copying::tell(&self.config, &self.target).await
     }
 
+    /// Does something in one transaction of the target, and tells the applier.
+    async fn at_once<T>(
+        &self,
+        work: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Failure> {
+        copying::at_once(&self.config, &self.target, work).await
+    }
+
     /// Writes down who did what to these tables.
     async fn record(&self, action: &str, tables: &[TableName]) -> Result<(), Failure> {
         let names: Vec<String> = tables.iter().map(TableName::to_string).collect();

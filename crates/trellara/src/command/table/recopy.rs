@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use trellara_applier::backfill::LOOK;
-use trellara_applier::channel;
 use trellara_source::publication::TableName;
 
 use super::{Place, one_table};
@@ -72,19 +70,16 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
     let names: Vec<&str> = tables.iter().map(|one| one.name.as_str()).collect();
     let flow = place.config.flow.as_str();
     let target = &place.target.client;
-    // In one statement: an order of which the applier was not told would lie there until it is
-    // started again, and whoever types this may be gone between the two.
-    let order = format!("WITH asked AS ({AGAIN} RETURNING 1) SELECT pg_notify($4, $5) FROM asked");
-    let channel = channel(&place.config.flow);
-    let asked = target
-        .query(&order, &[&flow, &schemas, &names, &channel, &LOOK])
-        .await?;
-    if asked.is_empty() {
-        let reason = format!("{table} is on its way into the flow");
-        let hint = format!("`trellara table add {table}` goes on with it");
-        return Err(Failure::new(Exit::Unfit, reason, hint));
-    }
-    place.record("table copied anew", &tables).await?;
+    let order = async {
+        let asked = target.execute(AGAIN, &[&flow, &schemas, &names]).await?;
+        if asked == 0 {
+            let reason = format!("{table} is on its way into the flow");
+            let hint = format!("`trellara table add {table}` goes on with it");
+            return Err(Failure::new(Exit::Unfit, reason, hint));
+        }
+        place.record("table copied anew", &tables).await
+    };
+    place.at_once(order).await?;
     if args.no_wait {
         context
             .output

@@ -1,5 +1,6 @@
 //! `trellara table remove`.
 
+use tokio_postgres::types::ToSql;
 use trellara_postgres::{fault, quote};
 use trellara_source::publication::TableName;
 
@@ -57,9 +58,8 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
     let members: Vec<_> = members
         .filter(|member| tables.contains(&member.table))
         .collect();
+    // A former run may have been interrupted.
     if members.is_empty() && left(&place, &tables).await? {
-        // A former run was interrupted.
-        place.record("table removed", &tables).await?;
         context
             .output
             .note(format!("{table}: it is out of the flow"));
@@ -88,10 +88,15 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
         .collect();
     let flow = place.config.flow.as_str();
     let target = &place.target.client;
-    target
-        .execute(REMOVED, &[&flow, &schemas, &names, &oids])
-        .await?;
-    place.notify().await?;
+    let order = async {
+        let parameters: [&(dyn ToSql + Sync); 4] = [&flow, &schemas, &names, &oids];
+        match target.execute(REMOVED, &parameters).await? {
+            // A former run did, and was interrupted.
+            0 => Ok(()),
+            _ => place.record("table removed", &tables).await,
+        }
+    };
+    place.at_once(order).await?;
     let publication = quote::identifier(&place.config.source.publication);
     let sql = format!("ALTER PUBLICATION {publication} DROP TABLE {table}");
     if let Err(error) = place.source.client.batch_execute(&sql).await {
@@ -103,7 +108,6 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
         });
     }
     left(&place, &tables).await?;
-    place.record("table removed", &tables).await?;
     context
         .output
         .note(format!("{table}: it is out of the flow"));
@@ -120,11 +124,9 @@ async fn left(place: &Place, tables: &[TableName]) -> Result<bool, Failure> {
         .unzip();
     let flow = place.config.flow.as_str();
     let target = &place.target.client;
-    let said = target
-        .execute(LEFT, &[&flow, &schemas, &names, &limit])
-        .await?;
-    if said > 0 {
-        place.notify().await?;
-    }
-    Ok(said > 0)
+    let say = async {
+        let parameters: [&(dyn ToSql + Sync); 4] = [&flow, &schemas, &names, &limit];
+        Ok(target.execute(LEFT, &parameters).await?)
+    };
+    Ok(place.at_once(say).await? > 0)
 }
