@@ -12,7 +12,7 @@ use trellara_postgres::quote;
 
 pub use self::catalog::Catalog;
 pub(crate) use self::definition::type_name as source_type_name;
-pub(crate) use self::mapping::{Finding, Form, Mapping, Shape};
+pub(crate) use self::mapping::{Finding, Form, Mapping, Narrow, Shape};
 pub use self::ties::{ForeignTie, TableName, Ties, UniqueTie};
 
 /// A table of the target.

@@ -249,6 +249,9 @@ pub struct Finished {
     pub stderr: String,
 }
 
+/// How long a command of the program may take that was given no time itself.
+const COMMAND_WITHIN: Duration = Duration::from_secs(120);
+
 /// Runs `trellara --config CONFIG ARGS…` to its end, within two minutes.
 pub async fn trellara(config: &Path, arguments: &[&str]) -> Result<Finished> {
     trellara_with(config, arguments, &[]).await
@@ -260,6 +263,16 @@ pub async fn trellara_with(
     arguments: &[&str],
     environment: &[(&str, String)],
 ) -> Result<Finished> {
+    trellara_within(config, arguments, environment, COMMAND_WITHIN).await
+}
+
+/// The same with another limit: one that was told to wait must be able to say that it did in vain.
+pub async fn trellara_within(
+    config: &Path,
+    arguments: &[&str],
+    environment: &[(&str, String)],
+    within: Duration,
+) -> Result<Finished> {
     let run = tokio::process::Command::new(binary())
         .arg("--config")
         .arg(config)
@@ -268,9 +281,9 @@ pub async fn trellara_with(
         .stdin(Stdio::null())
         .kill_on_drop(true)
         .output();
-    let output = tokio::time::timeout(Duration::from_secs(120), run)
+    let output = tokio::time::timeout(within, run)
         .await
-        .with_context(|| format!("trellara {arguments:?} took more than two minutes"))??;
+        .with_context(|| format!("trellara {arguments:?} took more than {within:?}"))??;
     Ok(Finished {
         code: output.status.code().unwrap_or(-1),
         stdout: String::from_utf8_lossy(&output.stdout).into_owned(),

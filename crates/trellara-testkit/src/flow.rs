@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use trellara_local::shared;
 
 use crate::compare;
-use crate::daemon::{Daemon, Finished, trellara_with};
+use crate::daemon::{Daemon, Finished, trellara_with, trellara_within};
 use crate::roles::{Roles, percent_encoded};
 
 /// The broker's user for people.
@@ -267,8 +267,12 @@ impl Flow {
 
     /// Waits until the target has durably applied the source's present position.
     pub async fn caught_up(&self, within: Duration) -> Result<()> {
+        /// For what comes before and behind the waiting.
+        const BESIDE: Duration = Duration::from_secs(30);
         let seconds = format!("{}s", within.as_secs().max(1));
-        let done = self.command(&["wait", "--timeout", &seconds]).await?;
+        let words = ["wait", "--timeout", &seconds];
+        let limit = within + BESIDE;
+        let done = trellara_within(&self.config(), &words, &self.environment, limit).await?;
         if done.code == 0 {
             return Ok(());
         }

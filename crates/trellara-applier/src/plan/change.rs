@@ -3,7 +3,7 @@
 use trellara_pgoutput::{OldTuple, TupleRef, Value};
 
 use crate::execute::{ApplyError, ApplyErrorKind};
-use crate::target::{Finding, Mapping, Shape};
+use crate::target::{Finding, Mapping, Narrow, Shape};
 
 /// A change as it came.
 #[derive(Debug, Clone, Copy)]
@@ -30,7 +30,7 @@ pub(crate) struct Move<'m> {
     /// The old row's key gets other values.
     pub(crate) key_changes: bool,
     /// See [`crate::target::Form::narrow`].
-    pub(crate) narrow: Option<u16>,
+    pub(crate) narrow: Narrow,
     /// Source positions of the parameters: in `old`, then in `new`.
     old_columns: Vec<u16>,
     new_columns: Vec<u16>,
@@ -84,7 +84,7 @@ impl<'m> Move<'m> {
             old,
             new,
             key_changes: false,
-            narrow: None,
+            narrow: Narrow::default(),
             old_columns,
             new_columns,
         }
@@ -252,13 +252,8 @@ impl<'m> Move<'m> {
             .sum()
     }
 
-    fn narrowing(&self, mapping: &Mapping) -> Option<u16> {
-        if mapping.finding != Finding::WholeRow {
-            return None;
-        }
-        mapping.matching.iter().copied().find(|&c| {
-            mapping.target_column(c).leads_index && self.old[usize::from(c)] != Value::Null
-        })
+    fn narrowing(&self, mapping: &Mapping) -> Narrow {
+        mapping.narrow(|c| self.old[usize::from(c)] != Value::Null)
     }
 }
 

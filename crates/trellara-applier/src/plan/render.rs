@@ -191,7 +191,7 @@ impl Sql<'_> {
         let same = format!("({alias}.{name}{TEXT}) IS NOT DISTINCT FROM ({value}{TEXT})");
         match &self.mapping.target_column(source).equality {
             // Says nothing new, but lets the index narrow the search.
-            Some(equality) if self.form.narrow == Some(source) => {
+            Some(equality) if self.mapping.narrows(self.form.narrow, source) => {
                 format!("{alias}.{name} {equality} {value} AND {same}")
             }
             _ => same,

@@ -9,14 +9,14 @@ use super::Step;
 use super::array::{Parameter, TextArray};
 use super::change::Move;
 use crate::execute::Place;
-use crate::target::{Form, Mapping, Shape};
+use crate::target::{Form, Mapping, Narrow, Shape};
 
 /// Rows gathered for one statement; never empty.
 #[derive(Debug)]
 pub(crate) struct Run {
     mapping: Arc<Mapping>,
     shape: Shape,
-    narrow: Option<u16>,
+    narrow: Narrow,
     parameters: Vec<TextArray>,
     rows: u32,
     bytes: usize,

@@ -209,6 +209,21 @@ fn whole_rows_when_there_is_no_key() {
     ));
 }
 
+/// Of an index with two columns both narrow the search, as far as the old row has them; one that
+/// leads no index helps only beside one that does.
+#[test]
+fn whole_rows_are_searched_by_all_that_an_index_holds() {
+    let source = &[("id", true), ("second_id", true), ("b", true)];
+    let relations = relation('f', source);
+    let columns = &[("id", "int4"), ("second_id", "int4"), ("b", "text")];
+    let mapping = mapping(table(columns, 0), &relations);
+    insta::assert_snapshot!(plan(
+        &mut Planner::new(true, true),
+        &mapping,
+        &["D O:1,2,x", "D O:1,~,x", "D O:~,2,x"],
+    ));
+}
+
 #[test]
 fn an_always_identity_is_replaced_only_when_it_changes() {
     let columns = &[("always_id", "int8"), ("a", "text"), ("generated", "int4")];

@@ -12,6 +12,9 @@ use crate::execute::{ApplyError, ApplyErrorKind};
 /// columns starts over instead of growing.
 const REMEMBERED_STATEMENTS: usize = 64;
 
+/// Each that may be NULL doubles the number of statements that a table's changes can need.
+const NULLABLE_NARROWING: usize = 4;
+
 /// A relation of the source fitted to a table of the target; columns are matched by name.
 #[derive(Debug)]
 pub(crate) struct Mapping {
@@ -25,6 +28,9 @@ pub(crate) struct Mapping {
     pub(crate) finding: Finding,
     /// Source columns whose values find a row, in the order of the statements' first parameters.
     pub(crate) matching: Vec<u16>,
+    /// When the whole row is compared: those of `matching` that an index of the target holds, so
+    /// that the search can be narrowed by them where the old row has a value.
+    narrowing: Vec<u16>,
     /// For each source column whether it is in `matching` and the finding is by key.
     pub(crate) is_key: Vec<bool>,
     /// `matching` is exactly a unique, immediate key on NOT NULL columns of the target, so that
@@ -51,10 +57,14 @@ pub(crate) enum Finding {
 pub(crate) struct Form {
     /// Over arrays with one value per row of a run, or over single values.
     pub(crate) run: bool,
-    /// When the whole row is compared: a column (not NULL in the old row) by whose index the
-    /// search is narrowed.
-    pub(crate) narrow: Option<u16>,
+    /// By which columns the search for a whole row is narrowed.
+    pub(crate) narrow: Narrow,
 }
+
+/// Columns (not NULL in the old row) of indexes, by which a search is narrowed: a bit for each of
+/// those that [`Mapping`] found fit for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub(crate) struct Narrow(u32);
 
 /// What a statement does; one SQL text per shape and form.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -118,6 +128,10 @@ impl Mapping {
                     .all(|c| c.is_some_and(|c| key.contains(&c)))
         };
         let values_may_move = !table.uniques.iter().all(stays);
+        let narrowing = match finding {
+            Finding::WholeRow => narrowing(&table, &target, &matching),
+            Finding::Key | Finding::Nothing => Vec::new(),
+        };
         Ok(Mapping {
             table,
             relation,
@@ -125,6 +139,7 @@ impl Mapping {
             written,
             finding,
             matching,
+            narrowing,
             is_key,
             unique_key,
             values_may_move,
@@ -135,6 +150,24 @@ impl Mapping {
     /// The target column of a source column.
     pub(crate) fn target_column(&self, source: u16) -> &super::TargetColumn {
         &self.table.columns[self.target[usize::from(source)]]
+    }
+
+    /// By what the search for an old row is narrowed, of which `given` says which columns are not
+    /// NULL: by every column of an index, for the first alone may be the same in all rows. When none
+    /// of them leads its index, none helps.
+    pub(crate) fn narrow(&self, given: impl Fn(u16) -> bool) -> Narrow {
+        let leads = |&c: &u16| self.target_column(c).leads_index && given(c);
+        if !self.narrowing.iter().any(leads) {
+            return Narrow::default();
+        }
+        let given = self.narrowing.iter().map(|&c| u32::from(given(c)));
+        Narrow(given.zip(0..).fold(0, |bits, (is, n)| bits | is << n))
+    }
+
+    /// Whether that source column is one by which the search is narrowed.
+    pub(crate) fn narrows(&self, narrow: Narrow, source: u16) -> bool {
+        let place = self.narrowing.iter().position(|&c| c == source);
+        place.is_some_and(|place| narrow.0 >> place & 1 == 1)
     }
 
     /// The SQL of a shape in a form, rendered once.
@@ -159,6 +192,19 @@ impl Mapping {
         statements.insert(key, Arc::clone(&sql));
         sql
     }
+}
+
+/// Those of `matching` that are worth a comparison of their own: all that are never NULL, and of the
+/// others a few, first those with which an index begins.
+fn narrowing(table: &TargetTable, target: &[usize], matching: &[u16]) -> Vec<u16> {
+    let column = |c: &u16| &table.columns[target[usize::from(*c)]];
+    let indexed = matching.iter().filter(|c| column(c).equality.is_some());
+    let (mut fit, mut nullable): (Vec<u16>, Vec<u16>) = indexed.partition(|c| column(c).not_null);
+    nullable.sort_by_key(|c| !column(c).leads_index);
+    nullable.truncate(NULLABLE_NARROWING);
+    fit.truncate(u32::BITS as usize - nullable.len());
+    fit.extend(nullable);
+    fit
 }
 
 /// Source columns that satisfy `wanted`. PostgreSQL allows 1600 columns, so positions fit.
