@@ -168,7 +168,9 @@ pub async fn check(
 ///
 /// # Errors
 /// Refused, naming every setting, when a stream of this name can lose data or serves another
-/// purpose; it is left as it is.
+/// purpose; it is left as it is. Refused also when the server gives the new transaction stream
+/// messages of an older one ([`Info::is_of_an_older_one`]); rows of a copy are deleted then, whoever
+/// wants them reads them again.
 pub async fn create(broker: &Broker, spec: &StreamSpec) -> Result<StreamFacts, BrokerError> {
     let stream = spec.stream();
     let doing = format!("create stream {stream}");
@@ -180,12 +182,41 @@ pub async fn create(broker: &Broker, spec: &StreamSpec) -> Result<StreamFacts, B
     }
     let config = settings::config(spec);
     let endpoint = format!("STREAM.CREATE.{stream}");
-    match broker.api::<Info>(&endpoint, &config, &doing).await {
-        Ok(info) => Ok(info.facts()),
-        // Somebody was quicker.
-        Err(error) if error.code() == code::STREAM_NAME_IN_USE => facts(broker, &stream).await,
-        Err(error) => Err(error),
+    loop {
+        let info = match broker.api::<Info>(&endpoint, &config, &doing).await {
+            Ok(info) => info,
+            // Somebody was quicker.
+            Err(error) if error.code() == code::STREAM_NAME_IN_USE => {
+                return facts(broker, &stream).await;
+            }
+            Err(error) => return Err(error),
+        };
+        match spec.kind {
+            _ if !info.is_of_an_older_one() => return Ok(info.facts()),
+            // What is there now is deleted whole, unless the server is killed once more.
+            StreamKind::Copy => {
+                delete(broker, &stream).await?;
+            }
+            StreamKind::Transactions => return Err(remains(&doing, &info)),
+        }
     }
+}
+
+/// They may be transactions that nobody else has, of a stream that the server lost; or of one that
+/// was to go.
+fn remains(doing: &str, info: &Info) -> BrokerError {
+    let text = format!(
+        "the server gave it {} message(s) of a stream of that name that it had lost, or not \
+         finished deleting",
+        info.state.messages
+    );
+    let kind = BrokerErrorKind::Refused {
+        code: 0,
+        text: text.clone(),
+    };
+    BrokerError::new(kind, doing, text).with_hint(
+        "run this again to take them for the flow's, or delete the stream first (nats stream rm)",
+    )
 }
 
 /// The error that names every fatal difference, if there is one.
@@ -283,6 +314,14 @@ async fn info(broker: &Broker, stream: &str) -> Result<Info, BrokerError> {
         .await
 }
 
+/// A time as the server prints it, in UTC, so that later ones are greater: it leaves zeros at the end
+/// of a fraction out.
+fn moment(text: &str) -> (&str, String) {
+    let text = text.trim_end_matches('Z');
+    let (seconds, fraction) = text.split_once('.').unwrap_or((text, ""));
+    (seconds, format!("{fraction:0<9}"))
+}
+
 #[derive(Deserialize)]
 struct Info {
     config: Value,
@@ -297,6 +336,10 @@ struct State {
     bytes: u64,
     first_seq: u64,
     last_seq: u64,
+    #[serde(default)]
+    first_ts: String,
+    #[serde(default)]
+    last_ts: String,
 }
 
 #[derive(Deserialize)]
@@ -305,6 +348,17 @@ struct Cluster {
 }
 
 impl Info {
+    /// Whether what is in it was stored before it was made. A nats-server that is killed while it
+    /// deletes a stream leaves the messages and forgets the stream; when one of that name is made,
+    /// it has them (seen with 2.10 to 2.15).
+    fn is_of_an_older_one(&self) -> bool {
+        let stored = match self.state.messages {
+            0 => &self.state.last_ts,
+            _ => &self.state.first_ts,
+        };
+        self.state.last_seq > 0 && moment(stored) < moment(&self.created)
+    }
+
     fn facts(&self) -> StreamFacts {
         let config = &self.config;
         // NATS writes "no limit" as -1, or leaves it out.

@@ -13,9 +13,14 @@ use crate::error::io;
 /// A server on this machine answers at once or is not ready.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Whether `/healthz` of the monitoring port says ok: JetStream is on and its stores are read.
+/// Whether the monitoring port says that the server and its JetStream are up. Clients are let in when
+/// the stores are read ([`greets`]).
+///
+/// A bare `/healthz` also wants each folder in the store to be a stream. One that was being deleted
+/// when the server was killed is none ever after, and keeps nobody from working.
 pub(crate) fn healthy(monitor: u16) -> bool {
-    http_get(monitor, "/healthz").is_some_and(|answer| answer.starts_with("HTTP/1.1 200"))
+    http_get(monitor, "/healthz?js-enabled-only=true")
+        .is_some_and(|answer| answer.starts_with("HTTP/1.1 200"))
 }
 
 /// The whole answer to a GET of the monitoring port, head and body; at most 1 MiB.

@@ -1,6 +1,8 @@
 //! Making, checking and changing streams.
 
-use trellara_jetstream::topology::{self, StreamSpec, TARGET_KEY};
+use trellara_envelope::StreamSequence;
+use trellara_jetstream::publish::{Outcome, Outgoing, Publisher};
+use trellara_jetstream::topology::{self, StreamKind, StreamSpec, TARGET_KEY};
 use trellara_jetstream::{Broker, BrokerErrorKind};
 use trellara_local::{NatsOptions, NatsServer};
 
@@ -165,4 +167,72 @@ async fn a_copy_has_a_stream_of_its_own() {
     assert!(deleted.expect("delete"));
     let facts = topology::facts(&broker, "TRELLARA_shop").await;
     assert_eq!(facts.expect("it is there").subjects, ["trellara.shop.>"]);
+}
+
+/// What a server leaves that is killed while it deletes a stream: messages without their stream.
+fn forget(server: &NatsServer, stream: &str) {
+    let accounts = std::fs::read_dir(server.store_dir().join("jetstream")).expect("a store");
+    let forgotten = accounts.flatten().filter(|account| {
+        let meta = account.path().join("streams").join(stream).join("meta.inf");
+        std::fs::remove_file(meta).is_ok()
+    });
+    assert_eq!(forgotten.count(), 1, "the folder of {stream}");
+}
+
+async fn does_not_take_over_what_was_deleted(version: &str) {
+    for kind in [StreamKind::Copy, StreamKind::Transactions] {
+        let (mut server, broker) = start(version).await;
+        let spec = StreamSpec { kind, ..spec() };
+        let stream = spec.stream();
+        topology::create(&broker, &spec).await.expect("create");
+        let subject = match kind {
+            StreamKind::Copy => spec.flow.copy_subject(),
+            StreamKind::Transactions => spec.flow.beat_subject(),
+        };
+        let publisher = Publisher::new(&broker, &stream);
+        for last in 0..3 {
+            let message = Outgoing {
+                subject: subject.clone(),
+                payload: rig::payload(last, 100),
+                expected_last: StreamSequence(last),
+                message_id: None,
+                headers: Vec::new(),
+            };
+            let sequence = StreamSequence(last + 1);
+            let stored = publisher.publish(message).await;
+            assert_eq!(stored, Outcome::Stored { sequence });
+        }
+        server.kill().expect("kill");
+        forget(&server, &stream);
+        // It is up, although there is a folder that is no stream.
+        server.start_again().expect("start");
+        let broker = rig::connect(&server).await;
+        let facts = topology::facts(&broker, &stream).await;
+        assert!(facts.expect_err("forgotten").is_missing());
+        let made = topology::create(&broker, &spec).await;
+        match kind {
+            StreamKind::Copy => {
+                let facts = made.expect("create");
+                assert_eq!((facts.messages, facts.last_sequence.0), (0, 0));
+            }
+            StreamKind::Transactions => {
+                let refused = made.expect_err("it has messages");
+                let text = refused.to_string();
+                assert!(text.contains("3 message(s)"), "{text}");
+                // They may be all that there is of them.
+                let facts = topology::create(&broker, &spec).await.expect("again");
+                assert_eq!((facts.messages, facts.last_sequence.0), (3, 3));
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_was_deleted_does_not_come_back_with_2_10() {
+    does_not_take_over_what_was_deleted("2.10.26").await;
+}
+
+#[tokio::test]
+async fn what_was_deleted_does_not_come_back_with_2_15() {
+    does_not_take_over_what_was_deleted("2.15.1").await;
 }

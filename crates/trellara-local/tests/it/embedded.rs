@@ -67,6 +67,18 @@ fn the_store_is_closed_to_others_and_one_process_has_it() -> anyhow::Result<()> 
     Ok(())
 }
 
+/// A broker that was killed while it deleted a stream has a folder that is none.
+#[test]
+fn remains_of_a_stream_keep_no_broker_from_starting() -> anyhow::Result<()> {
+    let store = tempfile::tempdir()?;
+    start(store.path())?.stop()?;
+    let remains = "jetstream/$G/streams/TRELLARA_shop_COPY/msgs";
+    std::fs::create_dir_all(store.path().join(remains))?;
+    let broker = start(store.path())?;
+    assert!(answers(broker.access()));
+    Ok(())
+}
+
 #[test]
 fn a_restart_keeps_port_and_password() -> anyhow::Result<()> {
     let store = tempfile::tempdir()?;
