@@ -14,7 +14,7 @@ use trellara_jetstream::{Broker, BrokerError};
 use trellara_postgres::Notification;
 
 use crate::apply::Writer;
-use crate::backfill::{self, Backfill};
+use crate::backfill::{self, Backfill, Restorer};
 use crate::batch::Batch;
 use crate::cache::SharedCache;
 use crate::checkpoint::{Checkpoint, StreamIdentity};
@@ -145,6 +145,7 @@ impl<'a> Attempt<'a> {
         cancel: &'a CancellationToken,
         status: &'a Arc<ApplierStatus>,
         (instance, cache, tried): (&str, SharedCache, &'a AtomicBool),
+        restorer: &Arc<Restorer>,
     ) -> Result<Self, Trouble> {
         let name = format!("trellara applier, process {}", std::process::id());
         let who = Claimant {
@@ -187,6 +188,7 @@ impl<'a> Attempt<'a> {
             target.client(),
             (options, broker, status),
             (held, &registration, durable.source),
+            restorer,
         )
         .await?;
         let mut trimmer = Trimmer::new(broker, options, &start.stream, &registration);

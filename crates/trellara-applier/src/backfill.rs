@@ -24,6 +24,7 @@ use crate::trouble::Trouble;
 
 use self::books::Books;
 use self::loader::{Begun, Loader};
+pub(crate) use self::restore::Restorer;
 
 mod books;
 mod initial;
@@ -81,6 +82,7 @@ impl Backfill {
         client: &Client,
         (options, broker, status): (&ApplierOptions, &Broker, &Arc<ApplierStatus>),
         (held, registration, source): (Held, &str, SourceId),
+        restorer: &Arc<Restorer>,
     ) -> Result<Self, Trouble> {
         let books = Books {
             flow: options.flow.clone(),
@@ -102,6 +104,7 @@ impl Backfill {
             nudge: Arc::clone(&nudge),
             awaited: Arc::clone(&awaited),
             timeline: Arc::clone(&timeline),
+            restorer: Arc::clone(restorer),
         };
         let loader = Loader::new(broker, begun).run(rows);
         Ok(Self {

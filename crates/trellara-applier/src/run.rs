@@ -10,6 +10,7 @@ use trellara_envelope::Halt;
 use trellara_jetstream::Broker;
 
 use crate::attempt::Attempt;
+use crate::backfill::Restorer;
 use crate::cache::SharedCache;
 use crate::metric;
 use crate::options::{ApplierOptions, HaltPolicy};
@@ -47,6 +48,7 @@ pub async fn run(
     let mut probe = Backoff::new(PROBE.0, PROBE.1);
     let mut slowly = Backoff::new(PROBE_SLOWLY.0, PROBE_SLOWLY.1);
     let tried = AtomicBool::new(false);
+    let restorer = Arc::new(Restorer::start(options.clone(), Arc::clone(&status)));
     loop {
         let before = status.progress();
         let ended = attempt(
@@ -55,6 +57,7 @@ pub async fn run(
             &cancel,
             &status,
             (&instance, cache.clone(), &tried),
+            &restorer,
         )
         .await;
         if status.progress() != before {
@@ -115,6 +118,7 @@ async fn attempt(
     cancel: &CancellationToken,
     status: &Arc<ApplierStatus>,
     who: (&str, SharedCache, &AtomicBool),
+    restorer: &Arc<Restorer>,
 ) -> Trouble {
     if cancel.is_cancelled() {
         return Trouble::Cancelled;
@@ -123,7 +127,7 @@ async fn attempt(
         let (target, watch) = TargetSession::connect(options).await?;
         status.set_target_session(&target.session);
         let watched = async {
-            let beginning = Attempt::begin(target, options, broker, cancel, status, who);
+            let beginning = Attempt::begin(target, options, broker, cancel, status, who, restorer);
             // Nothing of it has to end well, and filling the cache may take a while.
             let mut attempt = tokio::select! {
                 begun = Box::pin(beginning) => begun?,

@@ -56,6 +56,8 @@ struct Slow {
     session: Weak<Session>,
     fence: Option<FenceSnapshot>,
     copy: Option<CopySnapshot>,
+    /// What keeps something that was put off from being made again; empty when nothing does.
+    restoring_waits: String,
     quarantine: Option<QuarantineSnapshot>,
     /// The code of a halt whose gauge is set.
     halted: Option<&'static str>,
@@ -205,7 +207,7 @@ impl ApplierStatus {
             last_error: slow.last_error.clone(),
             pending: slow.pending(),
             fence: slow.fence.clone(),
-            copy: slow.copy.clone(),
+            copy: slow.copy_snapshot(),
             quarantine: slow.quarantine,
             transactions: self.transactions.load(Relaxed),
             changes: self.changes.load(Relaxed),

@@ -303,6 +303,9 @@ fn copy_details(copy: &CopySnapshot) -> Vec<(String, String)> {
         let text = format!("{}: {}", failed.table, failed.reason);
         details.push(("copy_failed".to_owned(), text));
     }
+    if let Some(reason) = &copy.restoring_waits {
+        details.push(("copy_restoring_waits".to_owned(), reason.clone()));
+    }
     details
 }
 

@@ -64,7 +64,7 @@ pub(super) struct Loader {
     desk: Option<LoadSession>,
     changes: Arc<Notify>,
     nudge: Arc<Notify>,
-    restorer: Restorer,
+    restorer: Arc<Restorer>,
     /// Tables with all parts in, to be looked at whether they are complete with what was put off.
     wholes: Vec<CopyTable>,
     /// What the lane was told of.
@@ -101,6 +101,8 @@ pub(super) struct Begun {
     pub(super) awaited: Arc<AtomicBool>,
     /// The source's timeline as the lane has it.
     pub(super) timeline: Arc<AtomicU32>,
+    /// Makes again what was put off.
+    pub(super) restorer: Arc<Restorer>,
 }
 
 enum Event {
@@ -123,6 +125,7 @@ impl Loader {
             nudge,
             awaited,
             timeline,
+            restorer,
         } = begun;
         let flow = options.flow.clone();
         let books = Books {
@@ -137,7 +140,6 @@ impl Loader {
             books,
             status,
         });
-        let restorer = Restorer::start(Arc::clone(&common), Arc::clone(&nudge));
         let options = &common.options;
         Self {
             book: Book::new(system),
@@ -178,6 +180,10 @@ impl Loader {
 
     async fn work(&mut self, rows: Rows) -> Result<std::convert::Infallible, Trouble> {
         self.take_up(rows).await?;
+        // Of an applier before; most never had a copy.
+        if self.lingers {
+            self.have_restored().await?;
+        }
         let mut tick = tokio::time::interval(order::EVERY);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -196,13 +202,14 @@ impl Loader {
             let event = tokio::select! {
                 biased;
                 () = self.nudge.notified() => Event::Nudged,
+                () = self.restorer.made() => Event::Nudged,
                 turn = self.pool.turn(&mut self.pending) => Event::Turn(turn?),
                 _ = tick.tick() => Event::Tick,
                 () = at(trim_at) => Event::Trim,
                 received = self.intake.next(), if reads => Event::Received(received?),
             };
             match event {
-                Event::Nudged => self.nudged().await?,
+                Event::Nudged => self.reread().await?,
                 Event::Tick => self.tick().await?,
                 Event::Trim => self.trim().await?,
                 Event::Turn(Turn::Delivered) => self.heard_at = Instant::now(),
@@ -233,12 +240,10 @@ impl Loader {
     async fn rest(&mut self) -> Result<(), Trouble> {
         self.desk = None;
         self.pool.close_idle();
-        self.nudge.notified().await;
-        self.nudged().await
-    }
-
-    async fn nudged(&mut self) -> Result<(), Trouble> {
-        self.restorer.look();
+        tokio::select! {
+            () = self.nudge.notified() => {}
+            () = self.restorer.made() => {}
+        }
         self.reread().await
     }
 
@@ -272,8 +277,13 @@ impl Loader {
     async fn reread(&mut self) -> Result<(), Trouble> {
         let books = self.common.books.clone();
         let desk = self.desk().await?;
+        let put_off = restore::is_anything(desk.client(), &books.flow).await?;
         let rows = books.read(desk.client()).await?;
-        self.take_up(rows).await
+        self.take_up(rows).await?;
+        if put_off {
+            self.restorer.look();
+        }
+        Ok(())
     }
 
     async fn take_up(&mut self, rows: Rows) -> Result<(), Trouble> {
@@ -283,6 +293,16 @@ impl Loader {
         }
         self.changed().await;
         self.wholes = self.book.wholes();
+        Ok(())
+    }
+
+    /// What was put off may be made again now; mostly nothing was, and then no session is opened.
+    async fn have_restored(&mut self) -> Result<(), Trouble> {
+        let flow = self.flow.clone();
+        let desk = self.desk().await?;
+        if restore::is_anything(desk.client(), &flow).await? {
+            self.restorer.look();
+        }
         Ok(())
     }
 
@@ -297,7 +317,6 @@ impl Loader {
         if copies != self.told {
             self.told = copies;
             self.changes.notify_one();
-            self.restorer.look();
         }
         self.order();
         self.orders.send().await;
@@ -590,7 +609,7 @@ impl Loader {
         self.book.loaded(table);
         self.pool.analyze(&self.common, table);
         self.changed().await;
-        Ok(())
+        self.have_restored().await
     }
 
     /// What the table's rows are refused for although they are in: the replica role does not enforce

@@ -12,8 +12,10 @@ use trellara_envelope::{CopyTable, FlowName};
 use trellara_postgres::quote;
 
 use super::session::LoadSession;
-use super::worker::{self, Common};
+use super::worker;
 use crate::execute::ApplyError;
+use crate::options::ApplierOptions;
+use crate::status::ApplierStatus;
 use crate::trouble::Trouble;
 
 /// Until it is tried again after something that passes by itself, a table in use among them.
@@ -30,6 +32,9 @@ const PENDING: &str = "\
 SELECT EXISTS (SELECT FROM trellara.backfill_definition \
                 WHERE flow = $1 AND schema_name = $2 AND table_name = $3 \
                   AND kind IN ('index', 'constraint') AND restored_at IS NULL AND reason IS NULL)";
+const ANY: &str = "\
+SELECT EXISTS (SELECT FROM trellara.backfill_definition \
+                WHERE flow = $1 AND restored_at IS NULL AND reason IS NULL)";
 const TICK_OFF: &str = "\
 UPDATE trellara.backfill_definition SET restored_at = clock_timestamp(), reason = NULL, hint = NULL \
  WHERE flow = $1 AND schema_name = $2 AND table_name = $3 AND kind = $4 \
@@ -53,22 +58,33 @@ pub(super) async fn is_pending(
     client.query_one(PENDING, &key).await?.try_get(0)
 }
 
+/// Whether anything was put off that nobody has to decide about first.
+pub(super) async fn is_anything(client: &Client, flow: &FlowName) -> Result<bool, Error> {
+    client.query_one(ANY, &[&flow.as_str()]).await?.try_get(0)
+}
+
 /// The task that makes definitions again; ends with this value.
-pub(super) struct Restorer {
+///
+/// It belongs to the applier and not to an attempt: an index that takes hours outlives a broker that
+/// blinks. Nor does it ask whose the lane is: definitions are claimed by locks of their rows, so
+/// that two appliers never make the same one, and one that is made is there whoever made it.
+#[derive(Debug)]
+pub(crate) struct Restorer {
     work: Arc<Notify>,
+    made: Arc<Notify>,
     _task: AbortOnDropHandle<()>,
 }
 
 impl Restorer {
-    /// Waits for work. `done` is notified when something was made or refused.
-    pub(super) fn start(common: Arc<Common>, done: Arc<Notify>) -> Self {
-        let work = Arc::new(Notify::new());
-        let asked = Arc::clone(&work);
+    /// Waits for work.
+    pub(crate) fn start(options: ApplierOptions, status: Arc<ApplierStatus>) -> Self {
+        let (work, made) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let (asked, done) = (Arc::clone(&work), Arc::clone(&made));
         let task = tokio::spawn(async move {
             loop {
                 asked.notified().await;
-                while let Err(trouble) = restore(&common, &done).await {
-                    let flow = &common.options.flow;
+                while let Err(trouble) = restore(&options, &status, &done).await {
+                    let flow = &options.flow;
                     tracing::warn!(%flow, error = ?trouble, "what was put off is tried again");
                     tokio::time::sleep(AGAIN).await;
                 }
@@ -76,6 +92,7 @@ impl Restorer {
         });
         Self {
             work,
+            made,
             _task: AbortOnDropHandle::new(task),
         }
     }
@@ -84,22 +101,43 @@ impl Restorer {
     pub(super) fn look(&self) {
         self.work.notify_one();
     }
+
+    /// Resolves when something was made, or refused. Cancel safe.
+    pub(super) async fn made(&self) {
+        self.made.notified().await;
+    }
 }
 
-async fn restore(common: &Common, done: &Notify) -> Result<(), Trouble> {
-    let mut session = LoadSession::connect(&common.options).await?;
+/// Makes what can be made; what is in the way of one table does not stop the others.
+async fn restore(
+    options: &ApplierOptions,
+    status: &ApplierStatus,
+    done: &Notify,
+) -> Result<(), Trouble> {
+    let mut session = LoadSession::connect(options).await?;
     session.rests(false);
-    let flow = &common.options.flow;
+    let flow = &options.flow;
+    let mut waiting = Vec::new();
+    let mut first = None;
     loop {
-        let one = one(session.client(), flow, false);
-        match session.watched(&common.status, one).await?? {
+        let one = one(session.client(), flow, (false, &waiting));
+        match session.watched(status, one).await?? {
             Made::Nothing => break,
             Made::Restored(..) | Made::Refused(_) => done.notify_one(),
-            Made::NotNow(reason) => return Err(Trouble::passing(reason)),
+            Made::NotNow { table, reason } => {
+                waiting.push(table);
+                status.set_restoring_waits(first.get_or_insert(reason));
+            }
         }
     }
     session.rests(true);
-    Ok(())
+    match first {
+        Some(reason) => Err(Trouble::passing(reason)),
+        None => {
+            status.set_restoring_waits("");
+            Ok(())
+        }
+    }
 }
 
 /// What became of a definition.
@@ -108,17 +146,25 @@ enum Made {
     Nothing,
     Restored(String),
     Refused(String),
-    /// It passes by itself.
-    NotNow(String),
+    /// It passes by itself, and with it what is in the way of all others of the table.
+    NotNow {
+        table: String,
+        reason: String,
+    },
 }
 
-/// Makes the next one.
-async fn one(client: &Client, flow: &FlowName, all: bool) -> Result<Made, Error> {
+/// Makes the next one; `all` whatever the copies say, and none of the tables that wait or of those
+/// that refer to them.
+async fn one(
+    client: &Client,
+    flow: &FlowName,
+    (all, waiting): (bool, &[String]),
+) -> Result<Made, Error> {
     client.batch_execute(BEGIN).await?;
     let next = client
         .query_opt(
             include_str!("../sql/restore_next.sql"),
-            &[&flow.as_str(), &all],
+            &[&flow.as_str(), &all, &waiting],
         )
         .await?;
     let Some(row) = next else {
@@ -166,7 +212,10 @@ async fn one(client: &Client, flow: &FlowName, all: bool) -> Result<Made, Error>
     client.batch_execute("ROLLBACK").await?;
     let refused = ApplyError::from_server(&error).on(relation_schema, relation);
     if worker::passes(&refused) {
-        return Ok(Made::NotNow(format!("{what}: {refused}")));
+        return Ok(Made::NotNow {
+            table: row.try_get(9)?,
+            reason: format!("{what}: {refused}"),
+        });
     }
     let (reason, hint) = (refused.to_string(), hint(&refused.sqlstate));
     tracing::error!(%flow, what, error = reason, hint, "an index cannot be made again");
@@ -208,12 +257,12 @@ pub async fn give_back(
     forgive(client, flow).await?;
     let (mut made, mut refused) = (Vec::new(), Vec::new());
     loop {
-        match one(client, flow, true).await? {
+        match one(client, flow, (true, &[])).await? {
             Made::Nothing => return Ok((made, refused)),
             Made::Restored(what) => made.push(what),
             Made::Refused(what) => refused.push(what),
-            Made::NotNow(what) => {
-                refused.push(what);
+            Made::NotNow { reason, .. } => {
+                refused.push(reason);
                 return Ok((made, refused));
             }
         }

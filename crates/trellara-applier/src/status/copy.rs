@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use trellara_envelope::{CopyTable, FlowName};
 
-use super::ApplierStatus;
+use super::{ApplierStatus, Slow};
 use crate::backfill::rule::Copies;
 use crate::backfill::store::{CopyState, TableCopy};
 use crate::metric;
@@ -32,6 +32,9 @@ pub struct CopySnapshot {
     pub copying: Vec<CopyTable>,
     /// Tables that an operator is needed for.
     pub failed: Vec<CopyFailed>,
+    /// What keeps an index or a foreign key that was put off from being made again; it passes by
+    /// itself, or when somebody ends what is in the way.
+    pub restoring_waits: Option<String>,
 }
 
 /// A table that cannot be copied.
@@ -88,6 +91,11 @@ impl ApplierStatus {
         self.slow().copy = (snapshot.tables > 0).then_some(snapshot);
     }
 
+    /// What keeps something that was put off from being made again; empty when nothing does.
+    pub(crate) fn set_restoring_waits(&self, reason: &str) {
+        reason.clone_into(&mut self.slow().restoring_waits);
+    }
+
     /// A part is in.
     pub(crate) fn count_part(&self, flow: &FlowName, rows: u64, bytes: u64) {
         self.copied_parts
@@ -95,6 +103,17 @@ impl ApplierStatus {
         metric::count(metric::BACKFILL_PARTS, flow, 1);
         metric::count(metric::BACKFILL_ROWS, flow, rows);
         metric::count(metric::BACKFILL_BYTES, flow, bytes);
+    }
+}
+
+impl Slow {
+    pub(super) fn copy_snapshot(&self) -> Option<CopySnapshot> {
+        let copy = self.copy.clone()?;
+        let waits = Some(self.restoring_waits.clone());
+        Some(CopySnapshot {
+            restoring_waits: waits.filter(|reason| !reason.is_empty()),
+            ..copy
+        })
     }
 }
 

@@ -1,5 +1,6 @@
 //! Indexes, unique constraints and foreign keys that are put off until the rows are in.
 
+use trellara_applier::ApplierState;
 use trellara_applier::backfill::restore;
 
 use super::hand::Copy;
@@ -415,5 +416,137 @@ async fn an_index_that_may_find_rows_stays() {
         copy.begun(name).await;
     }
     assert_eq!(copy.text(MISSING).await, "u_v_key");
+    applier.stop().await;
+}
+
+/// A function of the indexed value that ends as soon as nobody has the lock.
+const HELD: &str = "\
+CREATE FUNCTION held(integer) RETURNS integer IMMUTABLE LANGUAGE plpgsql AS $$
+BEGIN
+  WHILE NOT pg_catalog.pg_try_advisory_xact_lock(77) LOOP PERFORM pg_catalog.pg_sleep(0.01); END LOOP;
+  RETURN $1;
+END $$;
+CREATE TABLE u (id integer PRIMARY KEY, v text);
+CREATE INDEX slow ON u (held(id));";
+
+/// What takes hours is not begun again because something blinks meanwhile.
+#[tokio::test]
+async fn an_index_that_is_being_made_outlives_the_attempt() {
+    let mut copy = of(18, HELD).await;
+    let before = copy.text(CATALOGUE).await;
+    copy.wants("u").await;
+    copy.make_stream().await;
+    let applier = start(&copy);
+    copy.begin("u", &["id", "v"]).await;
+    copy.begun("u").await;
+    let holder = connect(&copy.flow.target.url).await;
+    let lock = "SELECT pg_advisory_lock(77)";
+    holder.batch_execute(lock).await.unwrap();
+    copy.whole_part("u", 0, b"1\ta\n2\tb\n", 2).await;
+    copy.end("u", 1, 2).await;
+    let makes = "SELECT coalesce(string_agg(pid::text, ' '), '') FROM pg_stat_activity \
+                  WHERE datname = current_database() AND state = 'active' \
+                    AND query LIKE '%CREATE INDEX slow%' AND pid <> pg_backend_pid()";
+    copy.becomes_true(&format!("SELECT (({makes}) <> '')::text"))
+        .await;
+    let maker = copy.text(makes).await;
+    for _ in 0..2 {
+        let epoch = applier.status.snapshot().epoch.0;
+        let end = "SELECT count(pg_terminate_backend(pid))::text FROM pg_stat_activity \
+                    WHERE datname = current_database() \
+                      AND application_name LIKE 'trellara applier%' \
+                      AND application_name NOT LIKE '% copy'";
+        assert_eq!(copy.text(end).await, "1");
+        applier
+            .shows(|now| {
+                let works = matches!(now.state, ApplierState::Copying { .. });
+                now.epoch.0 > epoch && works
+            })
+            .await;
+        assert_eq!(copy.text(makes).await, maker);
+    }
+    holder
+        .batch_execute("SELECT pg_advisory_unlock(77)")
+        .await
+        .unwrap();
+    copy.becomes_true(RESTORED).await;
+    copy.loaded("u").await;
+    assert_eq!(copy.text(CATALOGUE).await, before);
+    applier.stop().await;
+}
+
+/// Nobody makes an index for an applier that has ended.
+#[tokio::test]
+async fn an_applier_that_stops_makes_no_index_any_more() {
+    let mut copy = of(18, HELD).await;
+    copy.wants("u").await;
+    copy.make_stream().await;
+    let applier = start(&copy);
+    copy.begin("u", &["id", "v"]).await;
+    copy.begun("u").await;
+    let holder = connect(&copy.flow.target.url).await;
+    let lock = "SELECT pg_advisory_lock(77)";
+    holder.batch_execute(lock).await.unwrap();
+    copy.whole_part("u", 0, b"1\ta\n", 1).await;
+    copy.end("u", 1, 1).await;
+    let makes = "SELECT EXISTS (SELECT FROM pg_stat_activity \
+                  WHERE datname = current_database() AND query LIKE '%CREATE INDEX slow%' \
+                    AND pid <> pg_backend_pid())::text";
+    copy.becomes_true(makes).await;
+    applier.stop().await;
+    copy.becomes_true(&format!("SELECT (NOT ({makes})::boolean)::text"))
+        .await;
+    assert_eq!(copy.text(MISSING).await, "slow");
+}
+
+/// Whoever uses one table keeps its indexes waiting, and is named; those of others are made.
+#[tokio::test]
+async fn a_table_in_use_keeps_no_index_of_another_away() {
+    let mut copy = of(
+        15,
+        "CREATE TABLE a (id integer PRIMARY KEY, v text); CREATE INDEX a_v ON a (v); \
+         CREATE TABLE b (id integer PRIMARY KEY, v text, UNIQUE (v)); CREATE INDEX b_v ON b (v, id); \
+         CREATE TABLE c (id integer PRIMARY KEY, v text REFERENCES b (v))",
+    )
+    .await;
+    let before = copy.text(CATALOGUE).await;
+    for name in ["a", "b", "c"] {
+        copy.wants(name).await;
+    }
+    copy.make_stream().await;
+    let applier = start(&copy);
+    for name in ["a", "b", "c"] {
+        copy.begin(name, &["id", "v"]).await;
+        copy.begun(name).await;
+    }
+    let user = copy.lock("UPDATE public.a SET v = 'mine'").await;
+    for name in ["a", "b", "c"] {
+        copy.end(name, 0, 0).await;
+    }
+    copy.loaded("b").await;
+    copy.loaded("c").await;
+    copy.becomes_true(&format!("SELECT (({MISSING}) = 'a_v')::text"))
+        .await;
+    let status = applier
+        .shows(|now| {
+            let copy = now.copy.as_ref();
+            copy.is_some_and(|copy| copy.restoring_waits.is_some())
+        })
+        .await;
+    let reason = status.copy.and_then(|copy| copy.restoring_waits).unwrap();
+    assert!(
+        reason.contains("index \"a_v\" of \"public\".\"a\""),
+        "{reason}"
+    );
+    user.batch_execute("ROLLBACK").await.unwrap();
+    copy.becomes_true(RESTORED).await;
+    copy.loaded("a").await;
+    applier
+        .shows(|now| {
+            let copy = now.copy.as_ref();
+            copy.is_some_and(|copy| copy.restoring_waits.is_none())
+        })
+        .await;
+    assert_eq!(copy.text(CATALOGUE).await, before);
     applier.stop().await;
 }
