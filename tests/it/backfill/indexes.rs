@@ -39,9 +39,15 @@ async fn indexes_are_made_again_although_the_relay_dies() -> Result<()> {
 async fn made_again(version: u32, victim: Victim) -> Result<()> {
     let mut ground = Ground::start(&GroundOptions::version(version))?;
     let target = format!("{TARGET};{INDEXES}");
-    let configuration = "backfill: {max_bytes: 4MiB, indexes: defer}";
+    // One reader, and the table with the index is the largest: it is the one that is read first, and
+    // fills the stream.
+    let configuration = "backfill: {max_bytes: 4MiB, workers: 1, indexes: defer}";
+    let source = format!(
+        "{SOURCE}; INSERT INTO large_1 SELECT g, repeat(md5(g::text), 100) \
+           FROM generate_series(5001, 7000) g"
+    );
     let mut flow = ground
-        .flow("indexes", SOURCE, &target, configuration)
+        .flow("indexes", &source, &target, configuration)
         .await?;
     flow.grant().await?;
     // Who does not own a table may not make its indexes again: they stay.
