@@ -91,7 +91,10 @@ pub(crate) struct TableFacts {
     pub(crate) initial: bool,
     pub(crate) rows: u64,
     pub(crate) bytes: u64,
+    /// The source's guess; 0 where it has none, as before the first ANALYZE.
     pub(crate) estimated_rows: u64,
+    /// What the table takes on the source's disk; 0 before its copy begins.
+    pub(crate) estimated_bytes: u64,
     pub(crate) parts_in: u64,
     /// Of all, once they are known.
     pub(crate) parts: Option<u64>,
@@ -109,7 +112,7 @@ SELECT b.schema_name, b.table_name, b.state, b.generation, b.initial, b.rows, b.
        (SELECT count(*) FROM trellara.backfill_part AS p WHERE p.flow = b.flow \
            AND p.schema_name = b.schema_name AND p.table_name = b.table_name), \
        extract(epoch FROM coalesce(b.loaded_at, clock_timestamp()) - b.started_at)::float8, \
-       b.reason, b.hint \
+       b.reason, b.hint, greatest(b.estimated_bytes, 0) \
   FROM trellara.backfill AS b WHERE b.flow = $1 ORDER BY b.schema_name, b.table_name";
 
 const PUT_OFF: &str = "\
@@ -144,6 +147,12 @@ impl TableFacts {
 
     pub(crate) fn is(&self, state: CopyState) -> bool {
         self.state == state.as_str()
+    }
+
+    /// Whether nothing says how much is to come.
+    fn is_unknown(&self) -> bool {
+        let expected = self.estimated_rows > 0 || self.estimated_bytes > 0;
+        !self.is_in() && !self.is(CopyState::Failed) && !expected
     }
 
     fn is_in(&self) -> bool {
@@ -181,6 +190,7 @@ pub(crate) async fn tables(config: &Config, target: &Session) -> Result<Vec<Tabl
         seconds: row.get(10),
         reason: row.get(11),
         hint: row.get(12),
+        estimated_bytes: number(row, 13),
     });
     Ok(facts.collect())
 }
@@ -292,17 +302,22 @@ fn summed(flow: &str, tables: Vec<TableFacts>) -> CopyFacts {
     if bytes_rate > 0.0 {
         facts.bytes_per_second = Some(bytes_rate);
         let left = estimated_rows.saturating_sub(rows) as f64;
-        facts.eta_seconds = (rows_rate > 0.0).then(|| left / rows_rate);
+        let known = tables.iter().all(|table| !table.is_unknown());
+        facts.eta_seconds = (rows_rate > 0.0 && known).then(|| left / rows_rate);
     }
     facts.tables = tables;
     facts
 }
 
-/// The source's guess, until there are more, or all of them are known.
+/// The source's guess, until there are more, or all of them are known. A source that was never
+/// analyzed has none: then it is as many as would fill the table at the size of those that came.
 fn expected_rows(table: &TableFacts) -> u64 {
-    match table.is_in() {
-        true => table.rows,
-        false => table.estimated_rows.max(table.rows),
+    let TableFacts { rows, bytes, .. } = *table;
+    let size = table.estimated_bytes;
+    match table.estimated_rows {
+        _ if table.is_in() => rows,
+        0 if bytes > 0 && size > bytes => (rows as f64 * (size as f64 / bytes as f64)) as u64,
+        estimated => estimated.max(rows),
     }
 }
 
@@ -437,6 +452,7 @@ mod tests {
             rows,
             bytes: rows * 10,
             estimated_rows: 100,
+            estimated_bytes: 2000,
             parts_in: 1,
             parts: None,
             seconds: Some(seconds),
@@ -472,6 +488,16 @@ mod tests {
         assert_eq!((facts.rows, facts.estimated_rows), (350, 400));
         assert_eq!(facts.bytes_per_second, Some(100.0));
         assert_eq!(facts.eta_seconds, Some(5.0));
+        // A source that has no guess: twice as many bytes are on its disk as came.
+        let mut unguessed = table(CopyState::Copying, 100, 5.0);
+        unguessed.estimated_rows = 0;
+        let mut unbegun = table(CopyState::Wanted, 0, 0.0);
+        (unbegun.estimated_rows, unbegun.estimated_bytes) = (0, 0);
+        let facts = summed("f", vec![unguessed.clone()]);
+        assert_eq!((facts.rows, facts.estimated_rows), (100, 200));
+        assert_eq!(facts.eta_seconds, Some(5.0));
+        let facts = summed("f", vec![unguessed, unbegun]);
+        assert_eq!(facts.eta_seconds, None, "of one nothing is known");
         let waiting = summed("f", vec![table(CopyState::Wanted, 0, 0.0)]);
         assert_eq!(
             (waiting.bytes_per_second, waiting.eta_seconds),
