@@ -53,6 +53,7 @@ mod runbook;
 mod scenario;
 mod soak;
 mod stall;
+mod survive;
 mod types;
 mod upgrade;
 mod verify;

@@ -6,8 +6,9 @@
 //! is raised: so a predecessor's transaction that is still open has ended, one way or the other,
 //! before the verdict is read (C32).
 
+mod holder;
+
 use std::fmt;
-use std::time::{Duration, Instant};
 
 use tokio_postgres::Client;
 use tokio_util::sync::CancellationToken;
@@ -16,14 +17,10 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::ledger::{self, lane as lane_number, pg, system, timeline};
 use crate::options::Standby;
-use crate::status::{ApplierState, ApplierStatus};
+use crate::status::ApplierStatus;
 use crate::trouble::Trouble;
 
-/// How often a standby looks whether the lane is free.
-const STANDBY_POLL: Duration = Duration::from_millis(500);
-/// A holder that is our own earlier session is ended after this long: it can only be a backend
-/// that has not noticed yet that its connection is gone.
-const OWN_ZOMBIE_PATIENCE: Duration = Duration::from_secs(2);
+pub use self::holder::holder;
 
 /// What `setup` writes down before it creates anything, and completes afterwards (C52).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -172,7 +169,7 @@ pub(crate) async fn take(
     cancel: &CancellationToken,
     status: &ApplierStatus,
 ) -> Result<Held, Trouble> {
-    wait_for_holder(client, who, standby, cancel, status).await?;
+    holder::wait(client, who, standby, cancel, status).await?;
     raise_epoch(client, who).await
 }
 
@@ -202,131 +199,6 @@ pub async fn fence(client: &Client, who: Claimant<'_>) -> Result<Held, Halt> {
         }
         Err(Trouble::Cancelled) => Err(Halt::new(HaltCode::Fenced, "cancelled", "try again")),
     }
-}
-
-async fn wait_for_holder(
-    client: &Client,
-    who: Claimant<'_>,
-    standby: Standby,
-    cancel: &CancellationToken,
-    status: &ApplierStatus,
-) -> Result<(), Trouble> {
-    let lock = lock_key(who.flow.as_str(), who.lane, "holder");
-    let waiting_since = Instant::now();
-    let mut said = String::new();
-    loop {
-        let taken: bool = client
-            .query_one("SELECT pg_try_advisory_lock($1)", &[&lock])
-            .await?
-            .get(0);
-        if taken {
-            return Ok(());
-        }
-        let waited = waiting_since.elapsed();
-        let holder = read_holder(client, who, lock).await?;
-        if holder.ours && waited > OWN_ZOMBIE_PATIENCE {
-            tracing::warn!(
-                pid = holder.pid,
-                "ending our own earlier session on the target"
-            );
-            client
-                .execute("SELECT pg_terminate_backend($1)", &[&holder.pid])
-                .await?;
-        }
-        if let Standby::GiveUpAfter(limit) = standby
-            && !holder.ours
-            && waited >= limit
-        {
-            return Err(Trouble::operator(Halt::new(
-                HaltCode::Fenced,
-                format!("another applier holds the lane: {}", holder.text),
-                "stop it, or let this one wait as a standby",
-            )));
-        }
-        if said != holder.text {
-            let (flow, holder) = (who.flow, &holder.text);
-            tracing::info!(%flow, holder, "waiting as a standby: another applier holds the lane");
-            said.clone_from(holder);
-        }
-        status.set_state(ApplierState::Standby {
-            holder: holder.text,
-        });
-        tokio::select! {
-            () = cancel.cancelled() => return Err(Trouble::Cancelled),
-            () = tokio::time::sleep(STANDBY_POLL) => {}
-        }
-    }
-}
-
-/// Who holds a lane now; `None` when nobody does.
-///
-/// # Errors
-/// When the server refuses.
-pub async fn holder(
-    client: &Client,
-    flow: &FlowName,
-    lane: Lane,
-) -> Result<Option<String>, tokio_postgres::Error> {
-    let who = Claimant {
-        flow,
-        lane,
-        instance: "",
-        name: "",
-    };
-    let holder = find_holder(client, who, lock_key(flow.as_str(), lane, "holder")).await?;
-    Ok(holder.map(|holder| holder.text))
-}
-
-struct Holder {
-    pid: i32,
-    ours: bool,
-    text: String,
-}
-
-async fn read_holder(client: &Client, who: Claimant<'_>, lock: i64) -> Result<Holder, Trouble> {
-    let holder = find_holder(client, who, lock).await?;
-    Ok(holder.unwrap_or_else(|| Holder {
-        pid: 0,
-        ours: false,
-        text: "a session that has just ended".to_owned(),
-    }))
-}
-
-/// The backend that has the lock, from the lock table; its name from the lane's row, when the two
-/// agree.
-async fn find_holder(
-    client: &Client,
-    who: Claimant<'_>,
-    lock: i64,
-) -> Result<Option<Holder>, tokio_postgres::Error> {
-    let row = client
-        .query_opt(
-            "SELECT k.pid, coalesce(l.holder_name, ''), coalesce(l.holder_instance::text, ''), \
-                    coalesce(l.holder_started = s.backend_start, false) \
-               FROM pg_locks AS k \
-               LEFT JOIN trellara.lane AS l \
-                      ON l.flow = $1 AND l.lane = $2 AND l.holder_pid = k.pid \
-               LEFT JOIN pg_stat_activity AS s ON s.pid = k.pid \
-              WHERE k.locktype = 'advisory' AND k.granted AND k.objsubid = 1 \
-                AND k.database = (SELECT oid FROM pg_database WHERE datname = current_database()) \
-                AND k.classid = (($3::bigint >> 32) & 4294967295)::oid \
-                AND k.objid = ($3::bigint & 4294967295)::oid",
-            &[&who.flow.as_str(), &lane_number(who.lane), &lock],
-        )
-        .await?;
-    let Some(row) = row else {
-        return Ok(None);
-    };
-    let (pid, name, instance): (i32, String, String) = (row.get(0), row.get(1), row.get(2));
-    let same_backend: bool = row.get(3);
-    Ok(Some(Holder {
-        pid,
-        ours: same_backend && instance == who.instance,
-        text: match name.as_str() {
-            "" => format!("backend {pid}"),
-            name => format!("{name} (backend {pid})"),
-        },
-    }))
 }
 
 async fn raise_epoch(client: &Client, who: Claimant<'_>) -> Result<Held, Trouble> {

@@ -33,6 +33,7 @@ mod options;
 pub mod pause;
 mod plan;
 mod position;
+mod pulse;
 pub mod quarantine;
 mod report;
 pub mod rewind;

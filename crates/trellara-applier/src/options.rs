@@ -78,8 +78,10 @@ pub enum RoleReplica {
 /// What to do while another applier holds the lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standby {
-    /// Wait for ever, ready to take over.
+    /// Wait for ever, until the holder leaves.
     Wait,
+    /// The same, and end the holder's sessions once it has fallen silent.
+    TakeOver,
     /// Give up after this long with [`trellara_envelope::HaltCode::Fenced`].
     GiveUpAfter(Duration),
 }

@@ -14,6 +14,7 @@ use crate::backfill::Restorer;
 use crate::cache::SharedCache;
 use crate::metric;
 use crate::options::{ApplierOptions, HaltPolicy};
+use crate::pulse::Pulse;
 use crate::session::TargetSession;
 use crate::status::{ApplierState, ApplierStatus};
 use crate::trouble::{Cure, Trouble};
@@ -125,6 +126,7 @@ async fn attempt(
     }
     let work = async {
         let (target, watch) = TargetSession::connect(options).await?;
+        let mut pulse = Pulse::connect(options, who.0).await?;
         status.set_target_session(&target.session);
         let watched = async {
             let beginning = Attempt::begin(target, options, broker, cancel, status, who, restorer);
@@ -138,6 +140,7 @@ async fn attempt(
         tokio::select! {
             ended = watched => ended,
             lost = watch.lost(status) => Err(lost),
+            lost = pulse.lost() => Err(lost),
         }
     };
     let overdue = async {

@@ -22,6 +22,7 @@ mod resolve;
 mod service;
 mod session;
 pub mod settle;
+mod silence;
 mod socket;
 pub mod sqlstate;
 mod startup;
@@ -40,4 +41,5 @@ pub use options::{ConnectOptions, DEAD_CLIENT_SETTINGS, Environment, Host, SESSI
 pub use position::insert_position;
 pub use replication::{CreatedSlot, IdentifySystem, ReplicationConnection, Row, SnapshotAction};
 pub use session::{CancelHandle, Notification, ServerVersion, Session};
+pub use silence::Silence;
 pub use stream::{CopyBoth, CopyReader, CopyWriter, ServerMessage};

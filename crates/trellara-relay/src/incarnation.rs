@@ -28,6 +28,8 @@ pub(crate) enum End {
     Cancelled,
     /// An operator is needed.
     Halt(Halt),
+    /// Another relay has the slot; who, in the server's words.
+    Taken(String),
     /// Another attempt may do better.
     Again {
         reason: String,

@@ -36,6 +36,7 @@ mod options;
 pub mod rehearsal;
 pub mod resume;
 mod run;
+mod standby;
 mod status;
 
 pub use copy::{CopyOptions, CopySnapshot};

@@ -280,7 +280,7 @@ fn not_started(error: QueryError) -> End {
     let text = format!("{} ({})", fault.message, fault.sqlstate);
     match fault.sqlstate.as_str() {
         // Another relay has it, or a dead one's walsender has not noticed yet (B17).
-        OBJECT_IN_USE => again(format!("the replication slot: {text}")),
+        OBJECT_IN_USE => End::Taken(format!("the replication slot: {text}")),
         INSUFFICIENT_PRIVILEGE => Halt::new(
             HaltCode::Rights,
             format!("the source: {text}"),

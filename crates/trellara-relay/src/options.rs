@@ -45,6 +45,9 @@ pub struct RelayOptions {
     pub heartbeat_interval: Duration,
     /// How often the publication's members are compared with the marker's (C06).
     pub membership_interval: Duration,
+    /// While another relay has the slot: wait as a standby, and end its session once it has fallen
+    /// silent.
+    pub standby: bool,
     /// The copy of what tables held before the flow reached them.
     pub copy: CopyOptions,
 }
@@ -66,6 +69,7 @@ impl RelayOptions {
             shutdown_grace: Duration::from_secs(10),
             heartbeat_interval: Duration::from_secs(1),
             membership_interval: Duration::from_secs(30),
+            standby: false,
             copy: CopyOptions::default(),
         }
     }

@@ -11,7 +11,7 @@ use trellara_source::stream::Streaming;
 
 use crate::incarnation::{self, End};
 use crate::metrics::Metrics;
-use crate::{RelayOptions, RelayState, RelayStatus, copy};
+use crate::{RelayOptions, RelayState, RelayStatus, copy, standby};
 
 /// The pause before another attempt.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
@@ -64,6 +64,14 @@ pub async fn run(
                 metrics.halted(halt.code);
                 return Err(halt);
             }
+            End::Taken(_) if options.standby => {
+                standby::wait(&options, &cancel, &status).await;
+                pauses = self::pauses();
+                // Not at once, should the slot be free and yet not to be had.
+                tokio::time::sleep(PAUSE_MIN).await;
+                continue;
+            }
+            End::Taken(reason) => (reason, None),
             End::Again {
                 reason,
                 began,

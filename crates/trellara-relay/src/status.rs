@@ -18,6 +18,8 @@ pub enum RelayState {
     Starting,
     /// Waits for something that passes: the slot is taken, a server is down, the stream is full.
     Waiting,
+    /// Another relay has the slot; this one is ready to take over.
+    Standby,
     /// Reading facts, asking the resume table, waiting for the marker's acknowledgement.
     Resuming,
     /// Streaming.

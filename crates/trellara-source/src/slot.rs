@@ -121,6 +121,63 @@ pub async fn drop(session: &Session, name: &str) -> Result<bool, tokio_postgres:
     Ok(true)
 }
 
+/// Who reads from a slot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SlotReader {
+    /// The walsender's process.
+    pub pid: i32,
+    /// When it began, which tells it from a later process of the same number; empty where the role
+    /// may not see it.
+    pub began: String,
+    /// The time on the last status update that the server has from it, as its client wrote it;
+    /// `None` before the first, and where the role may not see it.
+    pub said_at: Option<String>,
+}
+
+/// Who reads from the slot of that name now; `None` when nobody does. What they say is shown to
+/// members of `pg_read_all_stats`.
+pub async fn reader(
+    session: &Session,
+    name: &str,
+) -> Result<Option<SlotReader>, tokio_postgres::Error> {
+    let row = session
+        .client
+        .query_opt(
+            "SELECT s.active_pid, coalesce(r.backend_start::text, ''), r.reply_time::text \
+             FROM pg_catalog.pg_replication_slots s \
+             LEFT JOIN pg_catalog.pg_stat_replication r ON r.pid = s.active_pid \
+             WHERE s.slot_name = $1 AND s.active_pid IS NOT NULL",
+            &[&name],
+        )
+        .await?;
+    Ok(row.map(|row| SlotReader {
+        pid: row.get(0),
+        began: row.get(1),
+        said_at: row.get(2),
+    }))
+}
+
+/// Ends the walsender of a slot, if its client has still said nothing since. True when it was told
+/// to go.
+pub async fn end_reader(
+    session: &Session,
+    name: &str,
+    reader: &SlotReader,
+) -> Result<bool, tokio_postgres::Error> {
+    let row = session
+        .client
+        .query_opt(
+            "SELECT pg_catalog.pg_terminate_backend(s.active_pid) \
+             FROM pg_catalog.pg_replication_slots s \
+             JOIN pg_catalog.pg_stat_replication r ON r.pid = s.active_pid \
+             WHERE s.slot_name = $1 AND s.active_pid = $2 AND r.backend_start::text = $3 \
+               AND r.reply_time::text IS NOT DISTINCT FROM $4",
+            &[&name, &reader.pid, &reader.began, &reader.said_at],
+        )
+        .await?;
+    Ok(row.is_some_and(|row| row.get(0)))
+}
+
 /// Whether commits on the source wait for the walsender of this slot (C05). False when nobody
 /// reads from it.
 pub async fn is_synchronous_standby(

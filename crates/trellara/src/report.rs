@@ -105,6 +105,7 @@ impl DaemonReport {
         let state = match relay.state {
             RelayState::Starting => "starting",
             RelayState::Waiting => "waiting",
+            RelayState::Standby => "standby",
             RelayState::Resuming => "resuming",
             RelayState::Streaming => "streaming",
             RelayState::Halted => "halted",
@@ -133,7 +134,8 @@ impl DaemonReport {
             role: "relay".to_owned(),
             flow: flow.to_string(),
             state: state.to_owned(),
-            ready: relay.state == RelayState::Streaming,
+            // A standby does its job by waiting.
+            ready: matches!(relay.state, RelayState::Streaming | RelayState::Standby),
             reason,
             waiting_seconds: relay
                 .waiting_since

@@ -19,6 +19,9 @@ const ACK_WAIT: Duration = Duration::from_secs(3600);
 #[derive(Deserialize)]
 struct Info {
     config: Value,
+    /// Pull requests that wait for messages.
+    #[serde(default)]
+    num_waiting: u64,
 }
 
 /// Moves the durable so that `start` comes next, making it where there is none.
@@ -44,10 +47,13 @@ pub(super) async fn position(
         let anywhere = there
             .as_ref()
             .is_some_and(|i| i.config["deliver_policy"] == json!("all"));
+        // Moving it leaves pull requests as they are, and those of a reader that was stopped would
+        // get the next messages before ours do (C23): they end with the consumer only.
+        let pulled = there.as_ref().is_some_and(|info| info.num_waiting > 0);
         if there.is_none() {
             create(broker, options, json!({"deliver_policy": "all"}), &doing).await?;
         }
-        if there.is_none() || anywhere {
+        if there.is_none() || (anywhere && !pulled) {
             match reset(broker, stream, name, start, &doing).await {
                 Err(error) if !error.is_passing() && !error.is_missing() => {
                     tracing::debug!(%error, "cannot reset the consumer, making it anew");

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use trellara_applier::{ApplierOptions, ApplierStatus, HaltPolicy, RoleReplica};
+use trellara_applier::{ApplierOptions, ApplierStatus, HaltPolicy, RoleReplica, Standby};
 use trellara_jetstream::Broker;
 
 use crate::config::{Config, LISTEN_APPLIER, OnHalt};
@@ -16,8 +16,9 @@ use crate::{broker, link, telemetry};
 /// Applies the stream's transactions to the target, whole and in order, until stopped.
 ///
 /// Needs what `trellara setup` created, and creates nothing itself. While another applier holds
-/// the flow this one waits as a standby. A server that is down is waited for; a halt keeps the
-/// process alive with /readyz red (see `halt` in the file).
+/// the flow this one waits for it to leave; with --standby it also ends that one's sessions on the
+/// target once it has shown no sign of life for five seconds. A server that is down is waited for;
+/// a halt keeps the process alive with /readyz red (see `halt` in the file).
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Reads:  the stream; the target's catalogues and its trellara schema
@@ -30,10 +31,15 @@ Exit codes: 0 stopped by a signal; 10, 11, 12, 13, 77 halted (only with `halt: e
 
 Examples:
   trellara applier
+  trellara applier --standby
   trellara applier --config shop.yml --log-format json")]
 pub(crate) struct Args {
     #[command(flatten)]
     daemon: DaemonArgs,
+    /// While another applier holds the flow: take over within seconds when that one is killed,
+    /// stopped or cut off.
+    #[arg(long)]
+    standby: bool,
 }
 
 pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Failure> {
@@ -41,12 +47,16 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
     let config = context.config()?;
     tracing::info!(flow = %config.flow, "applier starting");
     let broker = broker::connect_daemon(&config, broker::Role::Applier).await?;
-    daemon::serve(vec![component(&config, broker)], &config, LISTEN_APPLIER).await
+    let applier = component(&config, broker, args.standby);
+    daemon::serve(vec![applier], &config, LISTEN_APPLIER).await
 }
 
 /// The applier as a part of a process.
-pub(crate) fn component(config: &Config, broker: Broker) -> Component {
-    let options = options(config);
+pub(crate) fn component(config: &Config, broker: Broker, standby: bool) -> Component {
+    let mut options = options(config);
+    if standby {
+        options.standby = Standby::TakeOver;
+    }
     let status = Arc::new(ApplierStatus::default());
     let flow = config.flow.clone();
     let reported = status.clone();

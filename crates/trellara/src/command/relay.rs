@@ -15,7 +15,9 @@ use crate::{acknowledge, broker, link, telemetry};
 /// Carries committed transactions from the source's slot into the stream, until stopped.
 ///
 /// Needs what `trellara setup` created, and creates nothing itself. A server that is down is
-/// waited for; a halt keeps the process alive with /readyz red (see `halt` in the file).
+/// waited for; a halt keeps the process alive with /readyz red (see `halt` in the file). While
+/// another relay has the slot this one waits for it to leave; with --standby it also ends that
+/// one's session on the source once nothing has been heard of it for five seconds.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Reads:  the source's slot and publication; the stream's tail
@@ -27,10 +29,15 @@ Exit codes: 0 stopped by a signal; 10, 11, 13, 77 halted (only with `halt: exit`
 
 Examples:
   trellara relay
+  trellara relay --standby
   trellara relay --config shop.yml --log-format json")]
 pub(crate) struct Args {
     #[command(flatten)]
     daemon: DaemonArgs,
+    /// While another relay has the slot: wait as a standby, and take over within seconds when that
+    /// one is killed, stopped or cut off.
+    #[arg(long)]
+    standby: bool,
 }
 
 pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Failure> {
@@ -39,13 +46,19 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
     let decision = acknowledge::decide(&config).await;
     tracing::info!(flow = %config.flow, acknowledge = decision.level(), because = decision.because, "relay starting");
     let broker = broker::connect_daemon(&config, broker::Role::Relay).await?;
-    let relay = component(&config, broker, decision.acknowledge);
+    let relay = component(&config, broker, decision.acknowledge, args.standby);
     daemon::serve(vec![relay], &config, LISTEN_RELAY).await
 }
 
 /// The relay as a part of a process.
-pub(crate) fn component(config: &Config, broker: Broker, acknowledge: Acknowledge) -> Component {
-    let options = options(config, acknowledge);
+pub(crate) fn component(
+    config: &Config,
+    broker: Broker,
+    acknowledge: Acknowledge,
+    standby: bool,
+) -> Component {
+    let mut options = options(config, acknowledge);
+    options.standby = standby;
     let status = Arc::new(RelayStatus::new());
     let flow = config.flow.clone();
     let reported = status.clone();

@@ -54,8 +54,8 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
     let decision = acknowledge::decide(&config).await;
     tracing::info!(flow = %config.flow, acknowledge = decision.level(), because = decision.because, "starting");
     let components = vec![
-        command::relay::component(&config, relay_broker, decision.acknowledge),
-        command::applier::component(&config, applier_broker),
+        command::relay::component(&config, relay_broker, decision.acknowledge, false),
+        command::applier::component(&config, applier_broker, false),
     ];
     let outcome = daemon::serve(components, &config, LISTEN_RELAY).await;
     if let Some(embedded) = embedded {

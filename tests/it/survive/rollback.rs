@@ -1,0 +1,147 @@
+//! A broker that comes back with an earlier copy of its store, or without the stream (F33, F34,
+//! B35): what it had acknowledged is gone, and its sequences are given out a second time.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use trellara_testkit::broker;
+use trellara_testkit::flow::Flow;
+use trellara_testkit::ground::{Ground, GroundOptions};
+
+use super::{begun, both_run, count, rows};
+use crate::restart::KEYLESS;
+use crate::scenario::WITHIN;
+
+const STREAM: &str = "TRELLARA_cases";
+
+/// A copy of the store, taken while the server stands still.
+struct Kept {
+    folder: tempfile::TempDir,
+    last: u64,
+}
+
+impl Kept {
+    async fn of(ground: &Ground) -> Result<Self> {
+        let last = broker::last_sequence(&ground.nats.url(), STREAM).await?;
+        let folder = tempfile::tempdir()?;
+        ground.nats.pause()?;
+        let copied = copy(ground.nats.store_dir(), &folder.path().join("store"));
+        ground.nats.resume()?;
+        copied?;
+        Ok(Self { folder, last })
+    }
+
+    /// Kills the server, puts the copy in the place of its store and starts it.
+    fn put_back(&self, ground: &mut Ground) -> Result<()> {
+        ground.nats.kill()?;
+        let store: PathBuf = ground.nats.store_dir().to_owned();
+        std::fs::remove_dir_all(&store)?;
+        copy(&self.folder.path().join("store"), &store)?;
+        ground.nats.start_again()?;
+        Ok(())
+    }
+}
+
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    let done = Command::new("cp").arg("-a").args([from, to]).status()?;
+    ensure!(done.success(), "cp ended with {done}");
+    Ok(())
+}
+
+/// A flow whose broker forgot the second half of what it had acknowledged and the target has.
+async fn rolled_back(extra: &str) -> Result<(Ground, Flow, u64, u64)> {
+    let options = GroundOptions::version(18);
+    let ground = Ground::start(&options)?;
+    let mut ground = ground;
+    let mut flow = ground.flow("cases", KEYLESS, KEYLESS, extra).await?;
+    begun(&mut flow).await?;
+    rows(&flow, 1..500).await?;
+    flow.caught_up(WITHIN).await?;
+    let kept = Kept::of(&ground).await?;
+    rows(&flow, 500..1000).await?;
+    flow.caught_up(WITHIN).await?;
+    let last = broker::last_sequence(&ground.nats.url(), STREAM).await?;
+    ensure!(last > kept.last, "{last} and {}", kept.last);
+    kept.put_back(&mut ground)?;
+    Ok((ground, flow, kept.last, last))
+}
+
+#[tokio::test]
+async fn f33_b35_a_broker_that_was_rolled_back_heals_by_itself_with_applied() -> Result<()> {
+    let (ground, mut flow, kept, lost) = rolled_back("source.acknowledge: applied").await?;
+    rows(&flow, 1000..1400).await?;
+    flow.converges(WITHIN).await?;
+    ensure!(count(&flow).await? == 1400, "{}", flow.logs());
+    both_run(&mut flow)?;
+    // The same numbers were given out again, for other frames.
+    let reused = broker::messages(&ground.nats.url(), STREAM).await?;
+    let again = reused.iter().filter(|m| m.sequence > kept).count();
+    ensure!(again > 0, "nothing was stored behind {kept}, up to {lost}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn f33_b35_a_broker_that_was_rolled_back_halts_published_by_name() -> Result<()> {
+    let extra = "source.acknowledge: published";
+    let (_ground, mut flow, kept, _) = rolled_back(extra).await?;
+    rows(&flow, 1000..1010).await?;
+    let relay = flow.relay.as_mut().context("relay")?;
+    relay.logged("code=STREAM_LOST_TAIL", WITHIN).await?;
+    let log = relay.log();
+    let line = log.lines().find(|line| line.contains("STREAM_LOST_TAIL"));
+    let line = line.context("the line")?;
+    let positions = line.matches("0/").count();
+    ensure!(positions >= 2, "the range is not named: {line}");
+    ensure!(line.contains("hint="), "{line}");
+    ensure!(relay.ready().await == Some(false));
+    ensure!(kept > 0);
+    // Nothing of what came later is in, and nothing is applied twice.
+    ensure!(count(&flow).await? == 1000, "{}", flow.logs());
+    Ok(())
+}
+
+/// Without the stream both modes stop; the operator's word takes `applied` on from the slot, and is
+/// not enough where the source has already forgotten.
+async fn without_stream(extra: &str) -> Result<(Ground, Flow)> {
+    let ground = Ground::start(&GroundOptions::version(18))?;
+    let mut flow = ground.flow("cases", KEYLESS, KEYLESS, extra).await?;
+    begun(&mut flow).await?;
+    rows(&flow, 1..100).await?;
+    flow.caught_up(WITHIN).await?;
+    broker::delete_stream(&ground.nats.url(), STREAM).await?;
+    rows(&flow, 100..110).await?;
+    let relay = flow.relay.as_mut().context("relay")?;
+    relay.logged("code=NO_STREAM", WITHIN).await?;
+    ensure!(relay.ready().await == Some(false));
+    let there = broker::stream_settings(&ground.nats.url(), STREAM).await?;
+    ensure!(there.is_none(), "somebody made the stream");
+    flow.relay = None;
+    flow.applier = None;
+    Ok((ground, flow))
+}
+
+#[tokio::test]
+async fn f36_b37_a_deleted_stream_is_replaced_on_an_operators_word_with_applied() -> Result<()> {
+    let (_ground, mut flow) = without_stream("source.acknowledge: applied").await?;
+    let done = flow.command(&["setup", "--new-stream", "--yes"]).await?;
+    ensure!(done.code == 0, "{done:?}");
+    flow.start_relay()?;
+    flow.start_applier()?;
+    rows(&flow, 110..120).await?;
+    flow.converges(WITHIN).await?;
+    ensure!(count(&flow).await? == 120);
+    Ok(())
+}
+
+#[tokio::test]
+async fn f36_b37_a_deleted_stream_is_not_replaced_where_the_source_has_forgotten() -> Result<()> {
+    let (ground, flow) = without_stream("source.acknowledge: published").await?;
+    let refused = flow.command(&["setup", "--new-stream", "--yes"]).await?;
+    ensure!(refused.code != 0, "{refused:?}");
+    let words = format!("{}{}", refused.stdout, refused.stderr);
+    ensure!(words.contains("hint:"), "{words}");
+    let there = broker::stream_settings(&ground.nats.url(), STREAM).await?;
+    ensure!(there.is_none(), "the stream was made: {words}");
+    Ok(())
+}
