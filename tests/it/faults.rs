@@ -5,7 +5,7 @@
 mod halting;
 mod held;
 mod passing;
-mod space;
+pub(crate) mod space;
 
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,14 @@
 //! What a flow survives by itself, and what it names instead of going on: second daemons that take
 //! over, a broker that forgets, a source that fails over or is set back.
 
+mod broker;
+mod cluster;
+mod failover;
+mod loops;
+mod network;
+mod process;
 mod rollback;
+mod source;
 mod standby;
 
 use anyhow::{Context, Result, ensure};
@@ -37,4 +44,10 @@ async fn begun(flow: &mut Flow) -> Result<()> {
     flow.start().await?;
     rows(flow, 0..1).await?;
     flow.caught_up(WITHIN).await
+}
+
+/// Who may come in, for servers with standbys of their own.
+fn replicating() -> String {
+    let hba = trellara_local::shared::HBA;
+    format!("host replication postgres all trust\n{hba}")
 }

@@ -41,14 +41,22 @@ impl Start {
     }
 }
 
-/// Reads the stream's facts and refuses one that names another target (C24).
+/// Reads the stream's facts; refuses one that may lose data, and one that names another target
+/// (C24).
 pub(crate) async fn check_stream(
     broker: &Broker,
     options: &ApplierOptions,
     registration: &str,
 ) -> Result<StreamFacts, Trouble> {
     let name = options.flow.stream();
-    let facts = topology::facts(broker, &name).await?;
+    let (facts, unfit) = topology::facts_of_flow(broker, &options.flow).await?;
+    if let Some(unfit) = unfit {
+        return Err(Trouble::probe(Halt::new(
+            HaltCode::Broker,
+            format!("stream {name} has settings that can lose data: {unfit}"),
+            format!("change them back with `nats stream edit {name}`; `trellara check` names each"),
+        )));
+    }
     let (reason, hint) = match facts.target() {
         Some(target) if target == registration => return Ok(facts),
         Some(target) => (

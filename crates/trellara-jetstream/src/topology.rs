@@ -145,6 +145,23 @@ pub async fn facts(broker: &Broker, stream: &str) -> Result<StreamFacts, BrokerE
     Ok(info(broker, stream).await?.facts())
 }
 
+/// The same for a flow that is about to write to its stream or to read from it: with what about the
+/// stream's settings can lose data, in words, however they became so. Sizes are left to whoever
+/// asks.
+///
+/// # Errors
+/// Missing when there is none.
+pub async fn facts_of_flow(
+    broker: &Broker,
+    flow: &FlowName,
+) -> Result<(StreamFacts, Option<String>), BrokerError> {
+    let mut spec = StreamSpec::new(flow.clone(), 0);
+    spec.max_message_bytes = None;
+    let info = info(broker, &spec.stream()).await?;
+    let unfit = losing(&settings::differences(&spec, &info.config));
+    Ok((info.facts(), unfit))
+}
+
 /// Compares an existing stream with what it must be; `None` when there is none.
 ///
 /// # Errors
@@ -221,17 +238,9 @@ fn remains(doing: &str, info: &Info) -> BrokerError {
 
 /// The error that names every fatal difference, if there is one.
 pub(crate) fn refusal(doing: &str, differences: &[Difference]) -> Option<BrokerError> {
-    let fatal: Vec<String> = differences
-        .iter()
-        .filter(|difference| difference.fatal)
-        .map(|d| format!("{} is {}, must be {} ({})", d.setting, d.is, d.must, d.why))
-        .collect();
-    if fatal.is_empty() {
-        return None;
-    }
     let text = format!(
         "it exists with settings that can lose data: {}",
-        fatal.join("; ")
+        losing(differences)?
     );
     let kind = BrokerErrorKind::Refused {
         code: 0,
@@ -241,6 +250,16 @@ pub(crate) fn refusal(doing: &str, differences: &[Difference]) -> Option<BrokerE
         BrokerError::new(kind, doing, text)
             .with_hint("change the settings, or choose another flow name; nothing was changed"),
     )
+}
+
+/// The fatal differences in words, if there are any.
+fn losing(differences: &[Difference]) -> Option<String> {
+    let fatal: Vec<String> = differences
+        .iter()
+        .filter(|difference| difference.fatal)
+        .map(|d| format!("{} is {}, must be {} ({})", d.setting, d.is, d.must, d.why))
+        .collect();
+    (!fatal.is_empty()).then(|| fatal.join("; "))
 }
 
 /// Changes the size limit while everything runs.

@@ -147,6 +147,48 @@ impl PostgresServer {
         unreachable!("the loop above ends by returning");
     }
 
+    /// A hot standby of this server, by `pg_basebackup` and a physical slot of that name, with
+    /// settings on top of this one's; returns when it takes connections. [`PostgresServer::psql`]
+    /// with `SELECT pg_promote()` makes it a primary.
+    pub fn standby(&self, slot: &str, settings: &[(&str, &str)]) -> Result<Self, LocalError> {
+        let folder = new_folder(self.account)?;
+        let name = format!("a standby of PostgreSQL {}", self.options.version);
+        let process = Process::guarded(name, "QUIT", Some(&folder))?;
+        let primary = format!(
+            "host=127.0.0.1 port={} user={SUPERUSER} dbname=postgres",
+            self.port
+        );
+        let mut options = self
+            .options
+            .clone()
+            .with("primary_conninfo", &primary)
+            .with("primary_slot_name", slot);
+        for (name, value) in settings {
+            options = options.with(name, value);
+        }
+        let mut server = Self {
+            options,
+            account: self.account,
+            bin: self.bin.clone(),
+            folder,
+            port: port::free()?,
+            process,
+        };
+        run(self
+            .account
+            .command(&self.bin.join("pg_basebackup"))
+            .arg("-d")
+            .arg(self.url("postgres"))
+            .arg("-D")
+            .arg(server.data_dir())
+            .args(["-X", "stream", "-c", "fast", "-C", "-S", slot])
+            .current_dir("/"))?;
+        server.write("standby.signal", "")?;
+        server.write_settings()?;
+        server.start_again()?;
+        Ok(server)
+    }
+
     /// Major version.
     #[must_use]
     pub fn version(&self) -> u32 {

@@ -139,6 +139,18 @@ pub async fn delete_stream(url: &str, stream: &str) -> Result<()> {
     Ok(())
 }
 
+/// Changes a stream's settings.
+pub async fn update_stream(url: &str, settings: Config) -> Result<()> {
+    context(url).await?.update_stream(settings).await?;
+    Ok(())
+}
+
+/// The name of the server that leads a stream of several copies; `None` while there is no leader.
+pub async fn leader(url: &str, stream: &str) -> Result<Option<String>> {
+    let info = api(url, &format!("STREAM.INFO.{stream}"), json!({})).await?;
+    Ok(info["cluster"]["leader"].as_str().map(str::to_owned))
+}
+
 /// Raises or lowers a stream's size limit.
 pub async fn set_max_bytes(url: &str, stream: &str, max_bytes: i64) -> Result<()> {
     let mut settings = stream_settings(url, stream).await?.context("no stream")?;

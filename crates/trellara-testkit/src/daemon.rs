@@ -56,6 +56,27 @@ impl Daemon {
             .with_context(|| format!("starting trellara {arguments:?}"))
     }
 
+    /// The same with at most this many open files.
+    pub fn start_limited(
+        config: &Path,
+        arguments: &[&str],
+        log: &Path,
+        environment: &[(&str, String)],
+        open_files: u64,
+    ) -> Result<Self> {
+        let mut command = Command::new("sh");
+        command
+            .arg("-c")
+            .arg(format!("ulimit -n {open_files} && exec \"$@\""))
+            .arg("sh")
+            .arg(binary())
+            .arg("--config")
+            .arg(config)
+            .args(arguments);
+        Self::spawn(command, log, environment)
+            .with_context(|| format!("starting trellara {arguments:?} with {open_files} files"))
+    }
+
     /// Starts a program of this crate (`cargo build -p trellara-testkit --bins`).
     pub(crate) fn start_ours(
         name: &str,

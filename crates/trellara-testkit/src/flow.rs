@@ -194,7 +194,8 @@ impl Flow {
 
     /// The override by which a daemon comes to the broker as its own user.
     fn as_user(&self, user: &str) -> Vec<(&'static str, String)> {
-        let url = self.places.nats_url.replacen(ADMIN, user, 1);
+        // In each of the hosts, where there are several.
+        let url = self.places.nats_url.replace(ADMIN, user);
         let mut environment = self.environment.clone();
         environment.push(("TRELLARA__NATS__URL", url));
         environment

@@ -54,6 +54,8 @@ pub struct Rules {
     pub delay: Duration,
     /// Writes are cut into pieces of at most this many bytes, each sent alone.
     pub slice: Option<usize>,
+    /// Each connection delivers this many bytes a second.
+    pub bytes_per_second: Option<u64>,
     /// Cut both ends after exactly this many bytes, counted over all connections from the start
     /// of the proxy (see [`Proxy::bytes`]).
     pub cut_at: Option<u64>,
@@ -363,6 +365,9 @@ async fn deliver<'b>(
         .min(rules.slice.unwrap_or(usize::MAX).max(1))
         .min(allowed);
     to.write_all(&bytes[..piece]).await?;
+    if let Some(rate) = rules.bytes_per_second {
+        tokio::time::sleep(Duration::from_secs_f64(piece as f64 / rate.max(1) as f64)).await;
+    }
     if rules.slice.is_some() {
         // Gives the peer the chance to see this piece alone.
         tokio::task::yield_now().await;

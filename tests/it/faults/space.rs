@@ -16,19 +16,24 @@ const MEGABYTES: u32 = 4;
 
 /// A tmpfs of a test's own. Root mounts it; anybody else has it in a name space of a child process,
 /// where mounting is everybody's right, and comes to it through that process's folder.
-struct SmallDisk {
+pub(crate) struct SmallDisk {
     folder: TempDir,
     holder: Option<Child>,
 }
 
 impl SmallDisk {
     fn mount(owner: &Path) -> Result<Self> {
+        Self::mount_of(MEGABYTES, owner)
+    }
+
+    /// Of that many megabytes, for whoever owns `owner`.
+    pub(crate) fn mount_of(megabytes: u32, owner: &Path) -> Result<Self> {
         let owner = std::fs::metadata(owner)?;
         let folder = tempfile::Builder::new()
             .prefix("trellara-small-")
             .tempdir()?;
         let path = folder.path().to_str().context("a plain path")?.to_owned();
-        let options = |uid, gid| format!("size={MEGABYTES}m,mode=0700,uid={uid},gid={gid}");
+        let options = |uid, gid| format!("size={megabytes}m,mode=0700,uid={uid},gid={gid}");
         if nix::unistd::Uid::effective().is_root() {
             let done = Command::new("mount")
                 .args([
@@ -67,8 +72,38 @@ impl SmallDisk {
         })
     }
 
+    /// Makes room.
+    pub(crate) fn grow(&self, megabytes: u32) -> Result<()> {
+        let size = format!("remount,size={megabytes}m");
+        let path = self
+            .folder
+            .path()
+            .to_str()
+            .context("a plain path")?
+            .to_owned();
+        let mut command = match &self.holder {
+            None => Command::new("mount"),
+            Some(holder) => {
+                let mut inside = Command::new("nsenter");
+                let pid = holder.id().to_string();
+                inside.args([
+                    "--target",
+                    &pid,
+                    "--user",
+                    "--mount",
+                    "--preserve-credentials",
+                    "mount",
+                ]);
+                inside
+            }
+        };
+        let done = command.args(["-o", &size, &path]).output()?;
+        ensure!(done.status.success(), "growing a tmpfs: {done:?}");
+        Ok(())
+    }
+
     /// Where the server finds it.
-    fn path(&self) -> PathBuf {
+    pub(crate) fn path(&self) -> PathBuf {
         let Some(holder) = &self.holder else {
             return self.folder.path().to_owned();
         };

@@ -3,7 +3,9 @@
 
 mod broker;
 mod copy;
+mod failover;
 mod lists;
+mod loops;
 mod published;
 mod source;
 mod storage;
@@ -11,6 +13,7 @@ mod tables;
 mod target;
 
 use serde::Serialize;
+use trellara_envelope::HaltCode;
 use trellara_jetstream::Broker;
 use trellara_postgres::Session;
 use trellara_source::publication::TableName;
@@ -115,6 +118,20 @@ impl Findings {
         }
     }
 
+    /// What the relay halts with: an error with that halt's exit code.
+    fn halt(
+        &mut self,
+        code: HaltCode,
+        about: impl Into<String>,
+        reason: impl Into<String>,
+        cure: impl Into<String>,
+    ) {
+        self.error(code.as_str(), about, reason, cure);
+        if let Some(finding) = self.0.last_mut() {
+            finding.exit = Exit::Halted(code);
+        }
+    }
+
     /// No connection: nobody answers, or they do not let us in.
     fn no_connection(
         &mut self,
@@ -179,6 +196,11 @@ pub(crate) async fn examine(
             let ids = ("TARGET_UNREACHABLE", "TARGET_REFUSES");
             findings.no_connection(ids, "target", failure);
         }
+    }
+    if let (Ok(source), Ok(target)) = (&source, &target)
+        && let Err(failure) = loops::examine(config, (source, target), &mut findings).await
+    {
+        findings.failed("FLOW_LOOP_QUERY", "flows", &failure);
     }
     if let (Ok(source), Ok(target)) = (&source, &target)
         && let Err(failure) = tables::compare(config, source, target, &members, &mut findings).await

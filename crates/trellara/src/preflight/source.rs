@@ -1,10 +1,11 @@
 //! The source: version, settings, rights, slot; and with [`published`] the tables.
 
+use trellara_envelope::HaltCode;
 use trellara_postgres::{ServerVersion, Session, quote};
 use trellara_source::publication::TableName;
 use trellara_source::slot;
 
-use super::{Findings, copy, published};
+use super::{Findings, copy, failover, published};
 use crate::config::Config;
 use crate::exit::Failure;
 
@@ -26,6 +27,7 @@ pub(super) async fn examine(
     settings(config, session, findings).await?;
     role(config, session, findings).await?;
     let slot_exists = slot_facts(config, session, findings).await?;
+    failover::examine(config, session, findings).await?;
     let tables = published::tables(config, session, findings).await?;
     published::replica_identities(config, session, &tables, findings).await?;
     // Once the flow is set up, its copy says itself what stands in its way.
@@ -219,7 +221,8 @@ async fn slot_facts(
     }
     if let Some(why) = slot.lost() {
         let cure = "transactions are missing: `trellara remove`, load the target anew, set up";
-        findings.error("SLOT_LOST", &about, format!("it is lost: {why}"), cure);
+        let what = format!("it is lost: {why}");
+        findings.halt(HaltCode::SlotLost, &about, what, cure);
     }
     Ok(true)
 }
