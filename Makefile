@@ -98,8 +98,10 @@ rewind: servers ## a million transactions applied, then delivered again and skip
 	"$(TARGET)/release/rewind" "$(or $(TRANSACTIONS),1000000)"
 
 .PHONY: sim
-sim: ## seeded simulations of the shipped machines, more cases than `make test` runs
-	@PROPTEST_CASES=$(or $(CASES),20000) cargo test $(LOCKED) --release -p trellara-relay -p trellara-applier machine
+sim: ## a flow's life by seed, faults and all, against simulated servers (SEEDS=0..20000); then the machines' own properties (CASES=20000)
+	@cargo build $(LOCKED) --release -p trellara-testkit --bin sim
+	"$(TARGET)/release/sim" "$(or $(SEEDS),0..20000)"
+	PROPTEST_CASES=$(or $(CASES),20000) cargo test $(LOCKED) --release -p trellara-relay -p trellara-applier machine
 
 .PHONY: bench
 bench: servers ## side by side with native logical replication, with bars and verdicts (BENCH="--quick --only W1 --output json")

@@ -13,7 +13,7 @@ use crate::execute::ApplyErrorKind;
 
 /// What is done about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Disposition {
+pub enum Disposition {
     /// Passes by itself: roll back, back off, repeat for ever (A5).
     Retry,
     /// Passes as well, but somebody does it to us: repeated for ever, under an alarm that names it.
@@ -34,7 +34,7 @@ pub(crate) enum Disposition {
 }
 
 /// What follows from a change that the target did not take.
-pub(crate) fn of_change(kind: ApplyErrorKind, sqlstate: &str) -> Disposition {
+pub fn of_change(kind: ApplyErrorKind, sqlstate: &str) -> Disposition {
     match kind {
         ApplyErrorKind::Passing => match classify(sqlstate) {
             ErrorClass::Suspicious => Disposition::RetryNamed,
@@ -55,7 +55,7 @@ pub(crate) fn of_change(kind: ApplyErrorKind, sqlstate: &str) -> Disposition {
 }
 
 /// What follows from an error of one of our own statements, never of a row.
-pub(crate) fn of_statement(fault: &Fault) -> Disposition {
+pub fn of_statement(fault: &Fault) -> Disposition {
     // A trigger or a pooler threw our prepared statements away; the next session has its own. The
     // same for what was sent behind the statement that failed.
     if matches!(fault.sqlstate.as_str(), "26000" | "25P02") {
@@ -77,7 +77,7 @@ pub(crate) fn of_statement(fault: &Fault) -> Disposition {
 /// What follows from a COMMIT that was not answered with success. Deferred constraints and
 /// triggers speak up there: those are about a row, and [`Disposition::Quarantine`] or
 /// [`Disposition::HaltAndProbe`] of it is decided by [`of_change`].
-pub(crate) fn of_commit(fault: &Fault) -> Disposition {
+pub fn of_commit(fault: &Fault) -> Disposition {
     if fault.sqlstate.is_empty() {
         return Disposition::AskLedger;
     }
@@ -93,7 +93,7 @@ pub(crate) fn of_commit(fault: &Fault) -> Disposition {
 }
 
 /// Whether a batch that failed so is worth trying transaction by transaction.
-pub(crate) fn blames_a_transaction(disposition: Disposition) -> bool {
+pub fn blames_a_transaction(disposition: Disposition) -> bool {
     match disposition {
         Disposition::Retry
         | Disposition::RetryNamed
@@ -109,7 +109,7 @@ pub(crate) fn blames_a_transaction(disposition: Disposition) -> bool {
 /// Whether a failure that passes by itself may come of the batch's size, so that it would come
 /// again as often as the batch is repeated whole: a transaction of thousands of tables finds no
 /// room for its locks, and a long one is in more people's way than a short one.
-pub(crate) fn may_be_the_batch(disposition: Disposition) -> bool {
+pub fn may_be_the_batch(disposition: Disposition) -> bool {
     match disposition {
         Disposition::Retry | Disposition::RetryNamed => true,
         Disposition::Probe
@@ -122,7 +122,7 @@ pub(crate) fn may_be_the_batch(disposition: Disposition) -> bool {
 }
 
 /// What an error of a change is, by what the server said.
-pub(crate) fn kind(fault: &Fault) -> ApplyErrorKind {
+pub fn kind(fault: &Fault) -> ApplyErrorKind {
     match fault.sqlstate.as_str() {
         // Our prepared statement is gone or stale: a clean repetition prepares it again (B120).
         "26000" | "0A000" if fault.message.contains("cached plan") => {

@@ -22,7 +22,7 @@ mod batch;
 mod cache;
 mod checkpoint;
 mod chunks;
-mod disposition;
+pub mod disposition;
 mod execute;
 pub mod fence;
 pub mod lane;

@@ -47,6 +47,20 @@ struct Seen {
     proved: bool,
 }
 
+/// Whether a stream that holds this frame at the checkpoint's sequence is the one that was applied
+/// from: reading goes on behind it.
+pub fn proves(checkpoint: &Checkpoint, digest: FrameDigest) -> bool {
+    checkpoint.transport.digest == digest
+}
+
+/// Whether reading may begin at this frame where the checkpoint's own is gone: a genesis or marker
+/// of the same history that continues at or below the checkpoint (C26).
+pub fn may_begin(checkpoint: &Checkpoint, frame: &Frame) -> bool {
+    continues_at(&frame.body).is_some_and(|lsn| lsn <= checkpoint.end_lsn)
+        && history_of(&frame.body)
+            .is_some_and(|history| history.continues(checkpoint.source, checkpoint.end_lsn))
+}
+
 /// A frame with its place in the stream.
 #[derive(Debug, Clone)]
 pub struct Delivered {
@@ -69,6 +83,10 @@ pub enum Verdict {
     Duplicate,
     /// The very same place in the stream once more; nothing moves.
     Redelivered,
+    /// A genesis or marker at a place that was passed already. Ask the stream whether it still has
+    /// the frame read last ([`Machine::last_seen`]): if so it was only delivered again, else the
+    /// stream was written anew and goes on here ([`Machine::reopen`]).
+    Reopens,
     /// A chunk or an abort frame: read when its manifest comes.
     Aside,
     /// A frame between the last one and this one was not delivered. Ask the stream whether it has
@@ -132,14 +150,26 @@ impl Machine {
     }
 
     /// The last frame accepted, where the stream is known to have held it.
-    pub(crate) fn seen(&self) -> Option<(StreamSequence, FrameDigest)> {
+    pub fn last_seen(&self) -> Option<(StreamSequence, FrameDigest)> {
         let seen = &self.seen;
         seen.proved.then_some((seen.sequence, seen.digest))
     }
 
     /// Judges the next frame and, when it is accepted, stands behind it.
     pub fn frame(&mut self, next: &Delivered) -> Verdict {
-        let verdict = self.judge(next).unwrap_or_else(Verdict::Halt);
+        let verdict = self.judge(next);
+        self.stand(next, verdict)
+    }
+
+    /// The same for a frame that [`Verdict::Reopens`], in a stream that no longer has the frame
+    /// read last.
+    pub fn reopen(&mut self, next: &Delivered) -> Verdict {
+        let verdict = self.judge_place(next);
+        self.stand(next, verdict)
+    }
+
+    fn stand(&mut self, next: &Delivered, verdict: Result<Verdict, Halt>) -> Verdict {
+        let verdict = verdict.unwrap_or_else(Verdict::Halt);
         let header = &next.frame.header;
         match &verdict {
             Verdict::Apply(_) | Verdict::Progress => {
@@ -158,6 +188,7 @@ impl Machine {
                 self.stand_behind(next);
             }
             Verdict::Redelivered
+            | Verdict::Reopens
             | Verdict::Aside
             | Verdict::Missing
             | Verdict::Overtaken(_)
@@ -190,9 +221,21 @@ impl Machine {
         }
         form::check(self.lane, *sequence, frame)?;
         let passed = *sequence <= self.seen.sequence && header.incarnation <= self.seen.incarnation;
-        if passed && !self.opens_anew(frame) {
-            return self.seen_before(*sequence, header);
+        match (passed, self.opens_anew(frame)) {
+            (false, _) => self.judge_place(next),
+            (true, false) => self.seen_before(*sequence, header),
+            // That the frame read last is gone is known already.
+            (true, true) if !self.seen.proved => self.judge_place(next),
+            (true, true) => Ok(Verdict::Reopens),
         }
+    }
+
+    /// What is not at a place already passed.
+    fn judge_place(&self, next: &Delivered) -> Result<Verdict, Halt> {
+        let Delivered {
+            sequence, frame, ..
+        } = next;
+        let header = &frame.header;
         // Before its history: the server it read from may be an old primary.
         if self.seen.proved
             && header.incarnation < self.seen.incarnation
@@ -201,6 +244,12 @@ impl Machine {
             let newer = self.seen.incarnation;
             let reason = format!("incarnation {newer} has taken over before it");
             return Ok(Verdict::Overtaken(fork(*sequence, header, reason)));
+        }
+        let opens = continues_at(&frame.body).is_some();
+        if !opens && (!self.seen.proved || header.incarnation > self.seen.incarnation) {
+            // A writer's first frame is its marker (C07), which was not delivered. Before its
+            // history as well: the source may have failed over, and the marker says so.
+            return Ok(Verdict::Missing);
         }
         self.check_history(*sequence, frame)?;
         if let Some(verdict) = self.check_chain(*sequence, frame)? {
@@ -320,10 +369,6 @@ impl Machine {
         let seen = &self.seen;
         if let Some(continues_at) = continues_at(&frame.body) {
             return self.check_opening(sequence, header, continues_at);
-        }
-        if !seen.proved || header.incarnation > seen.incarnation {
-            // A writer's first frame is its marker (C07): it was not delivered.
-            return Ok(Some(Verdict::Missing));
         }
         let reason = if header.ordinal <= seen.ordinal {
             format!("frame {} was read before it", seen.ordinal)

@@ -87,7 +87,7 @@ pub(crate) async fn find(
     };
     let held = reader.get(transport.sequence).await?;
     if let Some(stored) = &held
-        && FrameDigest::of(&stored.payload) == transport.digest
+        && machine::proves(checkpoint, FrameDigest::of(&stored.payload))
     {
         let frame = decode(&stored.payload, stored.sequence)?;
         if frame.header.position > checkpoint.end_lsn {
@@ -136,15 +136,7 @@ async fn newest_continuation(
     let mut newest = None;
     while let Some(stored) = marks.next().await? {
         let frame = decode(&stored.payload, stored.sequence)?;
-        let (Some(continues_at), Some(history)) = (
-            machine::continues_at(&frame.body),
-            machine::history_of(&frame.body),
-        ) else {
-            continue;
-        };
-        if continues_at <= checkpoint.end_lsn
-            && history.continues(checkpoint.source, checkpoint.end_lsn)
-        {
+        if machine::may_begin(checkpoint, &frame) {
             newest = Some(stored.sequence);
         }
     }

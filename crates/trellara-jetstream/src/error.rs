@@ -40,11 +40,8 @@ pub struct BrokerError {
 }
 
 impl BrokerError {
-    pub(crate) fn new(
-        kind: BrokerErrorKind,
-        doing: impl fmt::Display,
-        what: impl fmt::Display,
-    ) -> Self {
+    /// What kind of trouble, doing what, and what was said about it.
+    pub fn new(kind: BrokerErrorKind, doing: impl fmt::Display, what: impl fmt::Display) -> Self {
         BrokerError {
             kind,
             doing: doing.to_string(),

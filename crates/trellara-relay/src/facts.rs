@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use bytes::Bytes;
 use trellara_envelope::{
-    Body, FlowName, Frame, Lane, Marker, Oid, PublicationMember, SourceHistory, StreamSequence,
+    Body, FlowName, Frame, Lane, Lsn, Marker, Oid, PublicationMember, SourceHistory, StreamSequence,
 };
 use trellara_jetstream::read::{Reader, StoredFrameBytes};
 use trellara_jetstream::topology::StreamFacts;
@@ -60,7 +60,7 @@ pub(crate) async fn of_broker(
         // The newest on the subject may be one of those passed over, which proves nothing.
         LastTransaction::Trimmed
     } else {
-        last_transaction(reader, flow).await?
+        last_transaction(reader, flow, last.at).await?
     };
     Ok(BrokerFacts {
         tail_at: last.at,
@@ -197,31 +197,84 @@ async fn newest_marker(
     })
 }
 
-/// The newest transaction in the stream.
+/// The newest transaction in the stream; one that proves nothing about what the source sends again
+/// counts as trimmed.
 async fn last_transaction(
     reader: &Reader,
     flow: &FlowName,
+    end: StreamSequence,
 ) -> Result<LastTransaction, BrokerError> {
     let last = reader.last_on(&flow.transactions_subject(Lane(0))).await?;
-    if let Some(last) = last {
-        let frame = frame_of(&last.payload, flow).ok();
-        return Ok(match frame.map(|frame| frame.body) {
-            Some(Body::Bundle(entries)) => {
-                entries.last().map_or(LastTransaction::Trimmed, |entry| {
-                    LastTransaction::Known(entry.identity())
-                })
-            }
-            Some(Body::Manifest(manifest)) => LastTransaction::Known(manifest.identity()),
-            _ => LastTransaction::Trimmed,
-        });
+    let (found, at) = match last {
+        Some(last) => {
+            let frame = frame_of(&last.payload, flow).ok();
+            let known = frame.and_then(|frame| match frame.body {
+                Body::Bundle(entries) => entries.last().map(|entry| entry.identity()),
+                Body::Manifest(manifest) => Some(manifest.identity()),
+                _ => None,
+            });
+            (known.map(LastTransaction::Known), last.sequence)
+        }
+        None => {
+            let first = reader
+                .next_on(&flow.all_subjects(), StreamSequence(1))
+                .await?;
+            let frame = first.and_then(|first| frame_of(&first.payload, flow).ok());
+            // Nothing was trimmed yet, so there never was one.
+            let whole = matches!(frame.map(|f| f.body), Some(Body::Genesis(_)));
+            (whole.then_some(LastTransaction::None), StreamSequence(1))
+        }
+    };
+    let Some(found) = found else {
+        return Ok(LastTransaction::Trimmed);
+    };
+    match passed_lost(reader, flow, (at, end)).await? {
+        // What the broker lost is between it and the end, and the source may send it once more.
+        true => Ok(LastTransaction::Trimmed),
+        false => Ok(found),
     }
-    let first = reader
-        .next_on(&flow.all_subjects(), StreamSequence(1))
-        .await?;
-    let frame = first.and_then(|first| frame_of(&first.payload, flow).ok());
-    Ok(match frame.map(|frame| frame.body) {
-        // Nothing was trimmed yet, so there never was one.
-        Some(Body::Genesis(_)) => LastTransaction::None,
-        _ => LastTransaction::Trimmed,
-    })
+}
+
+/// Frames looked at below a marker for the one that it stands on: chunks there may be gone.
+const BELOW_MARKER: u64 = 64;
+
+/// Whether a marker between two places goes on further than the frame before it had come: the
+/// broker had lost frames, with transactions that the target has and the stream has not (C26).
+async fn passed_lost(
+    reader: &Reader,
+    flow: &FlowName,
+    (after, end): (StreamSequence, StreamSequence),
+) -> Result<bool, BrokerError> {
+    let marks = flow.mark_subject();
+    let mut from = after.next();
+    while let Some(mark) = reader.next_on(&marks, from).await? {
+        if mark.sequence > end {
+            break;
+        }
+        if let Ok(frame) = frame_of(&mark.payload, flow)
+            && let Body::Marker(marker) = frame.body
+        {
+            let before = position_before(reader, flow, mark.sequence).await?;
+            if before.is_none_or(|before| before < marker.continues_at) {
+                return Ok(true);
+            }
+        }
+        from = mark.sequence.next();
+    }
+    Ok(false)
+}
+
+/// How far the frame before a sequence had come; `None` where none is near.
+async fn position_before(
+    reader: &Reader,
+    flow: &FlowName,
+    at: StreamSequence,
+) -> Result<Option<Lsn>, BrokerError> {
+    for below in 1..=BELOW_MARKER.min(at.0.saturating_sub(1)) {
+        if let Some(stored) = reader.get(StreamSequence(at.0 - below)).await? {
+            let frame = frame_of(&stored.payload, flow).ok();
+            return Ok(frame.map(|frame| frame.header.position));
+        }
+    }
+    Ok(None)
 }

@@ -18,4 +18,5 @@ pub mod poisoning;
 pub mod proxy;
 pub mod race;
 pub mod roles;
+pub mod simulation;
 pub mod soak;

@@ -10,8 +10,8 @@ use trellara_testkit::flow::Flow;
 use trellara_testkit::ground::{Ground, GroundOptions};
 
 use super::{begun, both_run, count, rows};
-use crate::restart::KEYLESS;
-use crate::scenario::WITHIN;
+use crate::restart::{KEYLESS, until};
+use crate::scenario::{WITHIN, run};
 
 const STREAM: &str = "TRELLARA_cases";
 
@@ -114,6 +114,33 @@ async fn heals(ground: &Ground, flow: &mut Flow, kept: u64, lost: u64) -> Result
     let again = reused.iter().filter(|m| m.sequence > kept).count();
     ensure!(again > 0, "nothing was stored behind {kept}, up to {lost}");
     Ok(())
+}
+
+/// What the broker lost is in the target, and in no stream any more; a source whose slot falls back
+/// behind it sends it once more, and that is no other course of events.
+#[tokio::test]
+async fn f33_f65_what_a_broker_lost_may_be_sent_again_by_the_source() -> Result<()> {
+    let mut ground = Ground::start(&GroundOptions::version(18))?;
+    let extra = "source.acknowledge: applied";
+    let mut flow = ground.flow("cases", KEYLESS, KEYLESS, extra).await?;
+    begun(&mut flow).await?;
+    let kept = Kept::of(&ground).await?;
+    run(&ground.source.url("postgres"), &["CHECKPOINT"]).await?;
+    rows(&flow, 1..50).await?;
+    flow.caught_up(WITHIN).await?;
+    let all = "SELECT confirmed_flush_lsn >= pg_current_wal_lsn() FROM pg_replication_slots WHERE slot_name = 'trellara_cases'";
+    until(&flow.source_admin, all, "t", WITHIN).await?;
+    kept.put_back(&mut ground, Path::new(""))?;
+    let relay = flow.relay.as_mut().context("relay")?;
+    relay.logged("begins again", WITHIN).await?;
+    // Marked once more, and nothing behind the mark.
+    flow.start_relay()?.logged("took the slot", WITHIN).await?;
+    ground.source.stop(trellara_local::StopMode::Immediate)?;
+    ground.source.start_again()?;
+    rows(&flow, 50..60).await?;
+    flow.converges(WITHIN).await?;
+    ensure!(count(&flow).await? == 60, "{}", flow.logs());
+    both_run(&mut flow)
 }
 
 #[tokio::test]

@@ -86,7 +86,14 @@ impl Attempt<'_> {
         let Some(opened) = self.within_fence(opened, known).await? else {
             return Ok(());
         };
-        match self.machine.frame(&opened) {
+        let mut verdict = self.machine.frame(&opened);
+        if verdict == Verdict::Reopens {
+            verdict = match self.merely_again().await? {
+                true => Verdict::Redelivered,
+                false => self.machine.reopen(&opened),
+            };
+        }
+        match verdict {
             Verdict::Apply(range) => self.accept(&opened, (known, range), None).await?,
             Verdict::Progress => {
                 self.leave_what_is_lost(&opened).await?;
@@ -103,7 +110,7 @@ impl Attempt<'_> {
                 self.count_duplicate(&opened);
                 self.claim(&opened, known).await?;
             }
-            Verdict::Aside => {}
+            Verdict::Aside | Verdict::Reopens => {}
             Verdict::Missing => return self.missing(&opened).await,
             Verdict::Overtaken(halt) => self.overtaken(&opened, halt).await?,
             Verdict::Halt(halt) => {

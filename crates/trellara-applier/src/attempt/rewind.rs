@@ -55,7 +55,7 @@ impl Attempt<'_> {
         }
         // Afterwards nothing is in flight, and whatever comes again was applied.
         self.write_down().await?;
-        let Some(until) = self.machine.seen() else {
+        let Some(until) = self.machine.last_seen() else {
             let reason = "no frame was read since the stream was replaced".to_owned();
             return self.answer(&token, &Answer::Failed { reason }).await;
         };

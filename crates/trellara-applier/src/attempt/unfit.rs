@@ -111,19 +111,35 @@ impl Attempt<'_> {
     /// lost frames behind our back and the relay wrote them anew: the marker that continues them
     /// stands before our place, and beginning anew finds it, or says what is missing (C26).
     async fn unless_rewritten(&self, halt: Halt) -> Result<Trouble, Trouble> {
-        let (HaltCode::Gap | HaltCode::Fork, Some((sequence, digest))) =
-            (halt.code, self.machine.seen())
+        // Of another timeline as well: the source may have failed over meanwhile, and the marker
+        // that says so stands before our place.
+        let (HaltCode::Gap | HaltCode::Fork | HaltCode::Diverged, Some((sequence, digest))) =
+            (halt.code, self.machine.last_seen())
         else {
             return Ok(halt.into());
         };
-        let stored = self.reader.get(sequence).await?;
-        if stored.is_some_and(|stored| FrameDigest::of(&stored.payload) == digest) {
+        if self.holds(sequence, digest).await? {
             return Ok(halt.into());
         }
         Ok(Trouble::passing(format!(
             "the stream lost the frame at sequence {sequence} after it was read; finding the place \
              anew"
         )))
+    }
+
+    async fn holds(&self, sequence: StreamSequence, digest: FrameDigest) -> Result<bool, Trouble> {
+        let stored = self.reader.get(sequence).await?;
+        Ok(stored.is_some_and(|stored| FrameDigest::of(&stored.payload) == digest))
+    }
+
+    /// Whether a marker at a place already passed was only delivered again: the stream still has the
+    /// frame read last. To go back to it then would leave the checkpoint at a frame that may have
+    /// been trimmed already.
+    pub(super) async fn merely_again(&self) -> Result<bool, Trouble> {
+        match self.machine.last_seen() {
+            Some((sequence, digest)) => self.holds(sequence, digest).await,
+            None => Ok(false),
+        }
     }
 
     /// A frame of a writer that had lost the stream stands behind its successor's marker. When a

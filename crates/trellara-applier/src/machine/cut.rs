@@ -44,6 +44,7 @@ impl Machine {
             // Nothing of it would be applied, and nothing moves beyond the cap.
             Verdict::Duplicate
             | Verdict::Redelivered
+            | Verdict::Reopens
             | Verdict::Aside
             | Verdict::Missing
             | Verdict::Overtaken(_)

@@ -184,7 +184,7 @@ fn a_consumer_moved_back_by_an_operator_reads_duplicates_up_to_the_position() {
     for frame in &frames[1..] {
         let verdict = machine.frame(frame);
         assert!(
-            matches!(verdict, Verdict::Redelivered | Verdict::Duplicate),
+            matches!(verdict, Verdict::Redelivered | Verdict::Reopens),
             "{verdict:?}"
         );
     }
@@ -249,6 +249,29 @@ fn c26_a_marker_at_or_below_the_checkpoint_heals_a_stream_that_lost_frames() {
     );
 }
 
+/// The same where the new writer has a number that was given out before.
+#[test]
+fn c26_a_marker_at_a_place_already_passed_is_gone_back_to_when_the_stream_is_another() {
+    let (mut writer, mut machine) = shop();
+    machine.frame(&writer.marker(0x100));
+    let before_the_loss = writer.clone();
+    machine.frame(&writer.bundle(&[0x110]));
+    machine.frame(&writer.marker(0x110));
+    machine.frame(&writer.bundle(&[0x120]));
+    let mut writer = before_the_loss;
+    let marker = writer.marker(0x100);
+    assert_eq!(machine.frame(&marker), Verdict::Reopens);
+    assert_eq!(machine.reopen(&marker), Verdict::Duplicate);
+    assert_eq!(
+        machine.frame(&writer.bundle(&[0x110, 0x120])),
+        Verdict::Duplicate
+    );
+    assert_eq!(
+        machine.frame(&writer.bundle(&[0x130])),
+        Verdict::Apply(0..1)
+    );
+}
+
 #[test]
 fn c26_a_marker_beyond_the_checkpoint_is_a_gap() {
     let (mut writer, mut machine) = shop();
@@ -288,6 +311,38 @@ fn a_later_timeline_that_contains_the_checkpoint_goes_on() {
         machine.frame(&writer.bundle(&[0x120])),
         Verdict::Apply(0..1)
     );
+}
+
+/// A consumer that was moved back delivers a marker again. Nobody goes back to it: frames up to the
+/// last one may have been trimmed by now, and the checkpoint must not name one of them.
+#[test]
+fn c26_a_marker_that_comes_again_moves_nothing() {
+    let (mut writer, mut machine) = shop();
+    let marker = writer.marker(0x100);
+    machine.frame(&marker);
+    let bundle = writer.bundle(&[0x110]);
+    machine.frame(&bundle);
+    let stood = machine.last_seen();
+    assert_eq!(stood, Some((bundle.sequence, bundle.digest)));
+    assert_eq!(machine.frame(&marker), Verdict::Reopens);
+    assert_eq!(machine.last_seen(), stood);
+    assert_eq!(machine.frame(&bundle), Verdict::Redelivered);
+}
+
+/// The marker that says that the source failed over was not delivered: what follows it is on a
+/// timeline that nobody has heard of, and yet no other course of events (C23).
+#[test]
+fn c23_a_frame_of_a_timeline_whose_marker_was_not_delivered_is_missing() {
+    let (mut writer, mut machine) = shop();
+    machine.frame(&writer.marker(0x100));
+    machine.frame(&writer.bundle(&[0x110]));
+    writer.history.timeline = Timeline(2);
+    writer.history.switches = vec![(Timeline(1), Lsn(0x118))];
+    let marker = writer.marker(0x110);
+    let bundle = writer.bundle(&[0x120]);
+    assert_eq!(machine.frame(&bundle), Verdict::Missing);
+    assert_eq!(machine.frame(&marker), Verdict::Duplicate);
+    assert_eq!(machine.frame(&bundle), Verdict::Apply(0..1));
 }
 
 #[test]

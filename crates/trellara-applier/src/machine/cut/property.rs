@@ -87,9 +87,9 @@ impl Applier {
         match self.machine.frame(&frame) {
             Verdict::Apply(range) => self.apply(&entries[range]),
             Verdict::Progress | Verdict::Duplicate => {}
-            Verdict::Redelivered => return,
+            Verdict::Redelivered | Verdict::Reopens => return,
             verdict => {
-                let seen = self.machine.seen().expect("a frame");
+                let seen = self.machine.last_seen().expect("a frame");
                 let there = |one: &Delivered| (one.sequence, one.digest) == seen;
                 assert!(!stream.iter().any(there), "{verdict:?}");
                 // The stream lost it behind our back: the place is found anew.
