@@ -21,6 +21,7 @@ const LAYERS: &[(&str, u32)] = &[
     ("trellara-jetstream", 1),
     ("trellara-postgres", 1),
     ("trellara-local", 1),
+    ("trellara-crashpoints", 1),
     ("trellara-dedup", 0),
     ("trellara-pgoutput", 0),
     ("trellara-envelope", 0),
@@ -260,15 +261,37 @@ fn absences_only_the_program_knows_yaml_arguments_and_the_environment() -> Resul
                 "{name} depends on {only}"
             );
         }
-        // The testkit stands in for a user; local finds the servers for tests of every crate.
+        // The testkit stands in for a user; local finds the servers for tests of every crate; crash
+        // points are not in the shipped program.
         let exempt = |line: &str| {
             name == "trellara-testkit"
+                || name == "trellara-crashpoints"
                 || (name == "trellara-local" && line.contains("/binaries.rs:"))
         };
         for line in graph.source_lines(name)? {
             ensure!(!line.contains("env::var") || exempt(&line), "{line}");
         }
     }
+    Ok(())
+}
+
+/// A crash point must not be there to be come by in a program that somebody runs.
+#[test]
+fn absences_crash_points_are_for_the_black_box_tests_alone() -> Result<()> {
+    let graph = Graph::read()?;
+    let mut manifests = vec![graph.root.join("Cargo.toml")];
+    for entry in std::fs::read_dir(graph.root.join("crates"))? {
+        manifests.push(entry?.path().join("Cargo.toml"));
+    }
+    let switches_on = |path: &Path| -> Result<bool> {
+        let text = std::fs::read_to_string(path)?;
+        let uses = |line: &str| line.contains("trellara-crashpoints") && line.contains("features");
+        Ok(text.lines().any(uses))
+    };
+    for manifest in manifests {
+        ensure!(!switches_on(&manifest)?, "{}", manifest.display());
+    }
+    ensure!(switches_on(&graph.root.join("tests/Cargo.toml"))?);
     Ok(())
 }
 

@@ -3,6 +3,7 @@
 
 mod broker;
 mod cluster;
+mod crash;
 mod failover;
 mod loops;
 mod network;

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use tokio_postgres::Client;
 use tokio_util::sync::CancellationToken;
+use trellara_crashpoints as crashpoints;
 use trellara_envelope::{AbortedSet, FlowName, Halt, HaltCode, Lane, TransactionHash};
 use trellara_jetstream::Broker;
 use trellara_jetstream::read::Reader;
@@ -336,6 +337,9 @@ impl Writer {
                     .await
                     .map_err(Failure::Change)?;
             }
+            if crashpoints::reached(crashpoints::APPLIER_CHUNK_APPLIED) {
+                return Err(Trouble::crash_point().into());
+            }
             let skipped = executor.take_skipped().await.map_err(Failure::Change)?;
             recorder
                 .take(client, skipped)
@@ -383,7 +387,13 @@ impl Writer {
         written: Result<T, Failure>,
     ) -> Result<T, Failure> {
         let failure = match written {
+            Ok(_) if crashpoints::reached(crashpoints::APPLIER_BEFORE_COMMIT) => {
+                Trouble::crash_point().into()
+            }
             Ok(done) => match client.batch_execute("COMMIT").await {
+                Ok(()) if crashpoints::reached(crashpoints::APPLIER_COMMITTED) => {
+                    return Err(Trouble::crash_point().into());
+                }
                 Ok(()) => return Ok(done),
                 Err(error) => refused_commit(&error),
             },

@@ -12,6 +12,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use trellara_crashpoints as crashpoints;
 use trellara_envelope::{FlowName, Incarnation, Lane, StreamSequence, Xid};
 use trellara_jetstream::read::Reader;
 use trellara_jetstream::topology::{self, StreamFacts};
@@ -143,8 +144,10 @@ impl Trimmer {
             .max(outgrown(facts, first, durable, room));
         let bound = bound(durable, keep_from, history);
         if bound > self.trimmed_to && bound > first {
+            crashpoints::reached(crashpoints::APPLIER_BEFORE_TRIM);
             self.purge_positional(bound).await?;
             self.trimmed_to = bound;
+            crashpoints::reached(crashpoints::APPLIER_TRIMMED);
         }
         Ok(self.trimmed_to)
     }

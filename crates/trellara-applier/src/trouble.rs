@@ -49,6 +49,11 @@ pub(crate) enum Cure {
 }
 
 impl Trouble {
+    /// What a test wanted to go wrong.
+    pub(crate) fn crash_point() -> Self {
+        Trouble::passing("a crash point")
+    }
+
     pub(crate) fn passing(reason: impl Into<String>) -> Self {
         Trouble::Passing(reason.into())
     }

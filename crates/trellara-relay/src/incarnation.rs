@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tokio_util::sync::CancellationToken;
+use trellara_crashpoints::{self as crashpoints, Point};
 use trellara_envelope::{CopyOrder, Halt, HaltCode, Incarnation, PositionReport, StreamSequence};
 use trellara_jetstream::publish::{Outcome, Outgoing, Publisher};
 use trellara_jetstream::{Broker, CoreSubscription};
@@ -114,6 +115,9 @@ pub(crate) async fn run(
     };
     let machine = Machine::new(settings, opened.start, Duration::ZERO, &mut commands);
     tracing::info!(incarnation = number.0, "took the slot");
+    if crashpoints::reached(crashpoints::RELAY_SLOT_TAKEN) {
+        return crashed(None);
+    }
     status.update(|status| {
         status.incarnation = number;
         status.state = RelayState::Resuming;
@@ -207,6 +211,9 @@ impl Incarnate<'_> {
                     stop_at = Some(tokio::time::Instant::now() + SETTLE_LIMIT);
                 }
                 Some((ordinal, attempt, outcome)) = self.publishes.next() => {
+                    if crashpoints::reached(crashpoints::RELAY_STORED) {
+                        return crashed(Some(self.number));
+                    }
                     self.event(Event::Published { ordinal, attempt, outcome });
                 }
                 Some(answer) = self.questions.next() => {
@@ -374,6 +381,10 @@ impl Incarnate<'_> {
             match command {
                 Command::Publish(publish) => {
                     let (ordinal, attempt) = (publish.ordinal, publish.attempt);
+                    let (before, sent) = points_of(self.options, &publish.subject);
+                    if before.is_some_and(crashpoints::reached) {
+                        return Some(crashed(Some(self.number)));
+                    }
                     // Handed to the connection here, in order; only the answer is waited for.
                     let answer = self.publisher.publish(Outgoing {
                         subject: publish.subject,
@@ -384,8 +395,16 @@ impl Incarnate<'_> {
                     });
                     self.publishes
                         .push(Box::pin(async move { (ordinal, attempt, answer.await) }));
+                    if crashpoints::reached(sent) {
+                        return Some(crashed(Some(self.number)));
+                    }
                 }
-                Command::Feedback { feedback, reply } => self.stream.feedback(feedback, reply),
+                Command::Feedback { feedback, reply } => {
+                    self.stream.feedback(feedback, reply);
+                    if crashpoints::reached(crashpoints::RELAY_CONFIRMED) {
+                        return Some(crashed(Some(self.number)));
+                    }
+                }
                 Command::ReadTail => self.ask(Question::Tail),
                 Command::ReadFooting(at) => self.ask(Question::Footing(at)),
                 Command::CheckReport(report) => self.ask(Question::Report(report)),
@@ -446,6 +465,30 @@ impl Incarnate<'_> {
             _ => {}
         }
         self.status.take(now, &before, self.machine.is_over());
+    }
+}
+
+/// What a test wanted: an incarnation that ends here.
+fn crashed(began: Option<Incarnation>) -> End {
+    End::Again {
+        reason: "a crash point".to_owned(),
+        began,
+        streaming: None,
+    }
+}
+
+/// The crash points around a publish, by where it goes.
+fn points_of(options: &RelayOptions, subject: &str) -> (Option<Point>, Point) {
+    let flow = &options.flow;
+    if subject == flow.mark_subject() {
+        (None, crashpoints::RELAY_MARKER_SENT)
+    } else if subject == flow.beat_subject() {
+        (None, crashpoints::RELAY_HEARTBEAT_SENT)
+    } else if subject.contains(".open.") {
+        (None, crashpoints::RELAY_CHUNK_SENT)
+    } else {
+        let before = crashpoints::RELAY_BEFORE_TRANSACTION;
+        (Some(before), crashpoints::RELAY_TRANSACTION_SENT)
     }
 }
 

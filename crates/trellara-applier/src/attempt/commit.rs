@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::future::Future;
 use std::time::{Duration, Instant};
 
+use trellara_crashpoints as crashpoints;
 use trellara_envelope::{FrameDigest, StreamSequence};
 
 use super::Attempt;
@@ -397,6 +398,8 @@ impl Attempt<'_> {
         }
         self.consumer.ack(self.durable.transport.sequence);
         self.reporter.send(&self.durable).await;
+        // Nobody reads what comes of it: an error here is the same as the next one elsewhere.
+        crashpoints::reached(crashpoints::APPLIER_ACKNOWLEDGED);
     }
 
     /// What is committed is known, and counted.

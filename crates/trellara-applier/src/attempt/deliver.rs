@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use futures_util::FutureExt;
+use trellara_crashpoints as crashpoints;
 use trellara_envelope::{Body, Incarnation, Lsn};
 use trellara_jetstream::consume::Delivery;
 
@@ -18,6 +19,9 @@ use crate::trouble::Trouble;
 impl Attempt<'_> {
     /// Takes one delivery and everything that is already here, then commits what has to be.
     pub(super) async fn delivered(&mut self, first: Delivery) -> Result<(), Trouble> {
+        if crashpoints::reached(crashpoints::APPLIER_FETCHED) {
+            return Err(Trouble::crash_point());
+        }
         let mut next = Some(first);
         while let Some(delivery) = next {
             self.take(delivery).await?;

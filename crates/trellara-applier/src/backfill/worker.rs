@@ -7,6 +7,7 @@ use bytes::Bytes;
 use futures_util::SinkExt;
 use tokio::sync::mpsc;
 use tokio_postgres::{Client, Error};
+use trellara_crashpoints as crashpoints;
 use trellara_envelope::{CopyTable, RunningDigest};
 use trellara_postgres::{fault, quote};
 
@@ -154,10 +155,17 @@ async fn take(common: &Common, part: &mut Part, session: &LoadSession) -> Result
     };
     let written = async {
         common.books.part(client, &part.copy, &taken).await?;
-        client.batch_execute("COMMIT").await
+        if crashpoints::reached(crashpoints::COPY_PART_LOADED) {
+            return Ok(false);
+        }
+        client.batch_execute("COMMIT").await.map(|()| true)
     };
     match session.watched(status, written).await? {
-        Ok(()) => Ok(Outcome::In {
+        Ok(false) => Err(Trouble::crash_point()),
+        Ok(true) if crashpoints::reached(crashpoints::COPY_PART_COMMITTED) => {
+            Err(Trouble::crash_point())
+        }
+        Ok(true) => Ok(Outcome::In {
             rows: taken.rows,
             bytes: taken.bytes,
         }),

@@ -4,6 +4,7 @@ use serde::Serialize;
 use trellara_applier::backfill::restore;
 use trellara_applier::quarantine::store;
 use trellara_applier::schema;
+use trellara_crashpoints as crashpoints;
 use trellara_jetstream::topology;
 use trellara_postgres::fault;
 use trellara_source::{publication, slot};
@@ -101,11 +102,17 @@ pub(crate) async fn execute(args: &Args, context: &Context) -> Result<Exit, Fail
     let mut removed = Vec::new();
     let source = remove_source(&config).await;
     removed.extend(source);
+    if crashpoints::reached(crashpoints::REMOVE_SOURCE) {
+        return Err(Failure::new(Exit::Unexpected, "a crash point", ""));
+    }
     removed.push(outcome(
         "stream",
         config.flow.stream(),
         remove_stream(&config, context).await,
     ));
+    if crashpoints::reached(crashpoints::REMOVE_STREAM) {
+        return Err(Failure::new(Exit::Unexpected, "a crash point", ""));
+    }
     let target = remove_target(&config).await;
     removed.push(outcome("target", names[3].1.clone(), target));
     let failed = removed.iter().any(|removed| removed.failed);

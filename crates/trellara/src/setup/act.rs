@@ -6,6 +6,7 @@ use bytes::Bytes;
 use trellara_applier::backfill;
 use trellara_applier::lane::{self, FlowIntent, FlowState};
 use trellara_applier::{Checkpoint, StreamIdentity, Transport, ledger, schema};
+use trellara_crashpoints as crashpoints;
 use trellara_envelope::{
     FlowName, Frame, FrameDigest, FrameOrdinal, Genesis, Incarnation, Lane, LedgerOrdinal, Lsn,
     StreamSequence,
@@ -60,7 +61,14 @@ pub(super) async fn perform(
     let mut steps = Vec::new();
     let mut done = Vec::new();
     for action in actions {
-        match work.act(action).await {
+        let acted = match work.act(action).await {
+            Ok(_) if crashpoints::reached(crashpoints::SETUP_BETWEEN) => {
+                done.push(action);
+                Err(Failure::new(Exit::Unexpected, "a crash point", ""))
+            }
+            acted => acted,
+        };
+        match acted {
             Ok(step) => {
                 each(&step);
                 steps.push(step);
