@@ -62,12 +62,12 @@ demo: servers build ## the whole thing on this machine, with kills, ending in a 
 	@"$(TARGET)/release/trellara" demo
 
 .PHONY: soak
-soak: ## a minute of load and kills on each supported server, then one huge transaction (SECONDS_EACH=60 SEED=random PAIRS="18/2.15.1" ROWS=5000000)
+soak: ## load, kills and stops on each supported server, then one huge transaction (MINUTES=1 or SECONDS_EACH=60 SEED=random PAIRS="18/2.15.1" ROWS=5000000)
 	@$(SERVERS) soak >/dev/null
 	cargo build $(LOCKED) --release -p trellara -p trellara-testkit --bins
 	for pair in $(or $(PAIRS),15/2.10.26 16/2.12.8 17/2.14.6 18/2.15.1); do
 	  echo "== PostgreSQL $${pair%/*}, nats-server $${pair#*/}"
-	  "$(TARGET)/release/soak" "$(or $(SECONDS_EACH),60)" "$(or $(SEED),random)" "$${pair%/*}" "$${pair#*/}"
+	  "$(TARGET)/release/soak" "$(or $(SECONDS_EACH),$$(( $(or $(MINUTES),1) * 60 )))" "$(or $(SEED),random)" "$${pair%/*}" "$${pair#*/}"
 	done
 	echo "== one transaction of $(or $(ROWS),5000000) rows, relay and applier killed in its middle"
 	"$(TARGET)/release/large" "$(or $(ROWS),5000000)"
@@ -102,6 +102,13 @@ sim: ## a flow's life by seed, faults and all, against simulated servers (SEEDS=
 	@cargo build $(LOCKED) --release -p trellara-testkit --bin sim
 	"$(TARGET)/release/sim" "$(or $(SEEDS),0..20000)"
 	PROPTEST_CASES=$(or $(CASES),20000) cargo test $(LOCKED) --release -p trellara-relay -p trellara-applier machine
+
+.PHONY: matrix
+matrix: ## every fault of docs/reference/faults.md once more, noted down in tests/it/matrix/run.txt and on the page
+	@$(SERVERS) test >/dev/null
+	cargo build $(LOCKED) --workspace --bins --tests
+	"$(TARGET)/debug/with-servers" --postgres 15,18 -- python3 tests/matrix.py
+	TRELLARA_WRITE_PAGES=1 cargo test $(LOCKED) --workspace --test it matrix_the_page
 
 .PHONY: bench
 bench: servers ## side by side with native logical replication, with bars and verdicts (BENCH="--quick --only W1 --output json")

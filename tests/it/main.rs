@@ -37,6 +37,7 @@ mod durable;
 mod faults;
 mod identity;
 mod large;
+mod matrix;
 mod names;
 mod narrow;
 mod pause;

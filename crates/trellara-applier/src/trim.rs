@@ -170,19 +170,21 @@ impl Trimmer {
     }
 
     /// Takes away the positional frames below `bound`, but neither the newest marker nor the newest
-    /// transaction.
+    /// transaction, nor a marker behind that: it says whether the stream goes on further there than
+    /// it had come, which the next relay asks when the source sends something again.
     async fn purge_positional(&self, bound: StreamSequence) -> Result<(), BrokerError> {
+        let mut bound = bound;
+        let beats = self.flow.beat_subject();
+        trim::purge_to(&self.broker, &self.stream.name, &beats, bound).await?;
         for subject in [
             self.flow.transactions_subject(self.lane),
             self.flow.mark_subject(),
         ] {
             if let Some(newest) = self.reader.last_on(&subject).await? {
-                let to = bound.min(newest.sequence);
-                trim::purge_to(&self.broker, &self.stream.name, &subject, to).await?;
+                bound = bound.min(newest.sequence);
+                trim::purge_to(&self.broker, &self.stream.name, &subject, bound).await?;
             }
         }
-        let beats = self.flow.beat_subject();
-        trim::purge_to(&self.broker, &self.stream.name, &beats, bound).await?;
         Ok(())
     }
 

@@ -6,7 +6,7 @@
 //! [`VARIABLE`] says which point, what happens there, and at which time it is come by:
 //! `relay.stored=abort`, `applier.committed=pause@3`. Each process has one, and it happens once.
 
-/// `POINT=ACTION` or `POINT=ACTION@TIME`, with an action of `abort`, `error` or `pause`.
+/// `POINT=ACTION` or `POINT=ACTION@TIME`, with an action of `abort`, `panic`, `error` or `pause`.
 pub const VARIABLE: &str = "TRELLARA_CRASHPOINT";
 
 /// A place in the program.
@@ -74,6 +74,7 @@ mod armed {
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     enum Action {
         Abort,
+        Panic,
         Error,
         Pause,
     }
@@ -109,6 +110,7 @@ mod armed {
             point: point.to_owned(),
             action: match action {
                 "abort" => Action::Abort,
+                "panic" => Action::Panic,
                 "error" => Action::Error,
                 "pause" => Action::Pause,
                 other => panic!("there is no action {other}"),
@@ -127,6 +129,7 @@ mod armed {
             eprintln!("crash point {} reached: {:?}", self.point, self.action);
             match self.action {
                 Action::Abort => std::process::abort(),
+                Action::Panic => panic!("a crash point"),
                 Action::Error => true,
                 Action::Pause => {
                     // The whole process, as when its machine stands still.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use bytes::Bytes;
 use trellara_envelope::{
-    Body, FlowName, Frame, Lane, Lsn, Marker, Oid, PublicationMember, SourceHistory, StreamSequence,
+    Body, FlowName, Frame, Lane, Marker, Oid, PublicationMember, SourceHistory, StreamSequence,
 };
 use trellara_jetstream::read::{Reader, StoredFrameBytes};
 use trellara_jetstream::topology::StreamFacts;
@@ -235,11 +235,9 @@ async fn last_transaction(
     }
 }
 
-/// Frames looked at below a marker for the one that it stands on: chunks there may be gone.
-const BELOW_MARKER: u64 = 64;
-
 /// Whether a marker between two places goes on further than the frame before it had come: the
 /// broker had lost frames, with transactions that the target has and the stream has not (C26).
+/// Where that frame is gone nobody can tell, and what the source sends is compared all the same.
 async fn passed_lost(
     reader: &Reader,
     flow: &FlowName,
@@ -252,29 +250,15 @@ async fn passed_lost(
             break;
         }
         if let Ok(frame) = frame_of(&mark.payload, flow)
-            && let Body::Marker(marker) = frame.body
+            && let Body::Marker(marker) = &frame.body
+            && let Some(before) = reader.get(StreamSequence(mark.sequence.0 - 1)).await?
+            && Frame::digest_of(&before.payload) == frame.header.previous
+            && let Ok(before) = frame_of(&before.payload, flow)
+            && before.header.position < marker.continues_at
         {
-            let before = position_before(reader, flow, mark.sequence).await?;
-            if before.is_none_or(|before| before < marker.continues_at) {
-                return Ok(true);
-            }
+            return Ok(true);
         }
         from = mark.sequence.next();
     }
     Ok(false)
-}
-
-/// How far the frame before a sequence had come; `None` where none is near.
-async fn position_before(
-    reader: &Reader,
-    flow: &FlowName,
-    at: StreamSequence,
-) -> Result<Option<Lsn>, BrokerError> {
-    for below in 1..=BELOW_MARKER.min(at.0.saturating_sub(1)) {
-        if let Some(stored) = reader.get(StreamSequence(at.0 - below)).await? {
-            let frame = frame_of(&stored.payload, flow).ok();
-            return Ok(frame.map(|frame| frame.header.position));
-        }
-    }
-    Ok(None)
 }

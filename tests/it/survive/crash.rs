@@ -129,6 +129,39 @@ async fn f01_f17_whoever_stands_still_at_a_crash_point_goes_on() -> Result<()> {
     every_point("pause").await
 }
 
+/// Nothing half alive: who panics ends, and says so by its code.
+#[tokio::test]
+async fn f30_a_panic_ends_the_process_and_the_next_one_goes_on() -> Result<()> {
+    let ground = Ground::start(&GroundOptions::version(18))?;
+    for (name, point) in [
+        ("relay_panics", trellara_crashpoints::RELAY_STORED),
+        ("applier_panics", trellara_crashpoints::APPLIER_FETCHED),
+        ("copy_panics", trellara_crashpoints::COPY_PART_LOADED),
+    ] {
+        let schema = format!("{KEYLESS}; {BEFORE}");
+        let mut flow = ground.flow(name, &schema, KEYLESS, EXTRA).await?;
+        flow.setup().await?;
+        start(&mut flow, point, "panic")?;
+        write(&flow, 0).await?;
+        let daemon = match name {
+            "relay_panics" => flow.relay.as_mut(),
+            _ => flow.applier.as_mut(),
+        };
+        let status = daemon.context("it was started")?.wait(WITHIN)?;
+        ensure!(
+            status.code() == Some(70),
+            "{name}: {status}: {}",
+            flow.logs()
+        );
+        match name {
+            "relay_panics" => flow.start_relay()?,
+            _ => flow.start_applier()?,
+        };
+        flow.converges(WITHIN).await?;
+    }
+    Ok(())
+}
+
 /// Setup is cut off, or fails, behind each of its steps in turn; the same command goes on.
 #[tokio::test]
 async fn f09_setup_goes_on_from_behind_each_of_its_steps() -> Result<()> {

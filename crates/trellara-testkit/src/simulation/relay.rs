@@ -203,9 +203,9 @@ fn passed_lost(stream: &Stream, after: u64) -> bool {
         let Body::Marker(marker) = &frame.body else {
             return false;
         };
-        let before = stream.last_up_to(at - 1);
-        let before = before.and_then(|(before, _)| decoded(stream, before));
-        before.is_none_or(|(before, _)| before.header.position < marker.continues_at)
+        decoded(stream, at - 1).is_some_and(|(before, digest)| {
+            digest == frame.header.previous && before.header.position < marker.continues_at
+        })
     })
 }
 

@@ -43,6 +43,9 @@ pub(super) struct World {
     proven: Lsn,
     /// The broker forgot what it had acknowledged.
     lost: bool,
+    /// Something was taken away; the slot fell back.
+    trimmed: bool,
+    fell_back: bool,
     restored: bool,
     halted: Option<Halt>,
 }
@@ -79,6 +82,8 @@ impl World {
             now: Duration::ZERO,
             calm: false,
             lost: false,
+            trimmed: false,
+            fell_back: false,
             restored: false,
             halted: None,
         }
@@ -131,6 +136,12 @@ impl World {
             counters.count(Sometimes::HaltedLostTail);
             return Ok(());
         }
+        // Three faults at once, and nothing left to tell it from a source that was set back: fail
+        // closed.
+        if halt.code == HaltCode::SourceRewound && self.lost && self.trimmed && self.fell_back {
+            counters.count(Sometimes::HaltedUndecided);
+            return Ok(());
+        }
         Err(format!("halted: {halt}"))
     }
 
@@ -172,6 +183,12 @@ impl World {
         match Relay::begin(at, self.plan.acknowledge(), (self.known, self.now)) {
             Ok((relay, wishes)) => {
                 self.known = relay.incarnation;
+                self.trace(|| {
+                    format!(
+                        "relay {:?} begins, the slot at {}",
+                        self.known, self.source.confirmed
+                    )
+                });
                 if self.plan.acknowledge() == Acknowledge::Published {
                     // It was read from the stream, so it is stored.
                     self.proven = self.proven.max(relay.machine.status().lsn_published);
@@ -325,8 +342,12 @@ impl World {
             .stream
             .publish(&message.outgoing(), message.follows.as_deref());
         self.trace(|| {
+            let frame = Frame::decode(&message.publish.payload).expect("ours");
             format!(
-                "{:?} attempt {} of {:?} behind {:?}: {outcome:?}",
+                "{} at {} to {}: {:?} attempt {} of {:?} behind {:?}: {outcome:?}",
+                frame.body.kind().as_str(),
+                frame.header.follows,
+                frame.header.position,
                 message.publish.ordinal,
                 message.publish.attempt,
                 message.of,
@@ -426,23 +447,24 @@ impl World {
             return;
         };
         let flow = super::relay::flow();
+        let beats = flow.beat_subject();
         let mut gone = self
             .stream
             .purge(keep_from, |subject| subject.contains(".open."));
+        gone += self.stream.purge(below, |other| other == beats);
+        let mut below = below;
         for subject in [
             flow.transactions_subject(trellara_envelope::Lane(0)),
             flow.mark_subject(),
         ] {
             if let Some((newest, _)) = self.stream.last_on(|other| other == subject) {
-                gone += self
-                    .stream
-                    .purge(below.min(newest), |other| other == subject);
+                below = below.min(newest);
+                gone += self.stream.purge(below, |other| other == subject);
             }
         }
-        let beats = flow.beat_subject();
-        gone += self.stream.purge(below, |other| other == beats);
         self.trace(|| format!("trimmed {gone} below {below}, chunks below {keep_from}"));
         if gone > 0 {
+            self.trimmed = true;
             counters.count(Sometimes::Trimmed);
         }
     }
@@ -538,12 +560,14 @@ impl World {
             6 => {
                 self.end_relay(counters);
                 if self.source.crash() {
+                    self.fell_back = true;
                     counters.count(Sometimes::SourceCrashed);
                 }
             }
             7 if self.dice.one_in(3) => {
                 self.end_relay(counters);
                 self.source.fail_over();
+                self.fell_back = true;
                 counters.count(Sometimes::FailedOver);
             }
             8 if self.dice.one_in(2) => self.restore(counters),

@@ -4,6 +4,7 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
@@ -13,6 +14,7 @@ use trellara_jetstream::{Broker, NatsOptions};
 use trellara_relay::rehearsal::{self, RehearsalError};
 
 use super::duplicates::Duplicates;
+use crate::daemon::Daemon;
 use crate::flow::Flow;
 use crate::ground::Ground;
 
@@ -25,6 +27,16 @@ pub enum Fault {
     KillApplier,
     /// SIGKILL of nats-server, started again on its store.
     KillBroker,
+    /// SIGSTOP of the relay for up to three seconds.
+    StopRelay,
+    /// SIGSTOP of the applier for up to three seconds.
+    StopApplier,
+    /// SIGSTOP of nats-server for up to three seconds: connections stay, and nothing answers.
+    StopBroker,
+    /// SIGSTOP of the source server for up to three seconds.
+    StopSource,
+    /// SIGSTOP of the target server for up to three seconds.
+    StopTarget,
     /// `pg_terminate_backend` of the walsender.
     TerminateWalsender,
     /// `pg_terminate_backend` of the applier's sessions.
@@ -40,10 +52,15 @@ pub enum Fault {
 }
 
 /// Ordinary faults; each is dealt once before any comes again.
-const FAULTS: [Fault; 7] = [
+const FAULTS: [Fault; 12] = [
     Fault::KillRelay,
     Fault::KillApplier,
     Fault::KillBroker,
+    Fault::StopRelay,
+    Fault::StopApplier,
+    Fault::StopBroker,
+    Fault::StopSource,
+    Fault::StopTarget,
     Fault::TerminateWalsender,
     Fault::TerminateTarget,
     Fault::MoveConsumerBack,
@@ -51,10 +68,15 @@ const FAULTS: [Fault; 7] = [
 ];
 
 /// Every kind of fault.
-pub const ALL: [Fault; 9] = [
+pub const ALL: [Fault; 14] = [
     Fault::KillRelay,
     Fault::KillApplier,
     Fault::KillBroker,
+    Fault::StopRelay,
+    Fault::StopApplier,
+    Fault::StopBroker,
+    Fault::StopSource,
+    Fault::StopTarget,
     Fault::TerminateWalsender,
     Fault::TerminateTarget,
     Fault::MoveConsumerBack,
@@ -169,6 +191,23 @@ impl Chaos {
                 ground.nats.kill()?;
                 ground.nats.start_again()?;
             }
+            Fault::StopRelay => return self.stop_daemon(flow.relay.as_ref()).await,
+            Fault::StopApplier => return self.stop_daemon(flow.applier.as_ref()).await,
+            Fault::StopBroker => {
+                ground.nats.pause()?;
+                self.stand_still().await;
+                ground.nats.resume()?;
+            }
+            Fault::StopSource => {
+                ground.source.pause()?;
+                self.stand_still().await;
+                ground.source.resume()?;
+            }
+            Fault::StopTarget => {
+                ground.target.pause()?;
+                self.stand_still().await;
+                ground.target.resume()?;
+            }
             Fault::TerminateWalsender => {
                 return terminated(ground.source.psql(
                     &flow.name,
@@ -196,6 +235,22 @@ impl Chaos {
                 ground.target.start_again()?;
             }
         }
+        Ok(true)
+    }
+
+    async fn stand_still(&mut self) {
+        let length = Duration::from_millis(self.random.random_range(300..3000));
+        tokio::time::sleep(length).await;
+    }
+
+    /// Stops a daemon for a while, if it is there.
+    async fn stop_daemon(&mut self, daemon: Option<&Daemon>) -> Result<bool> {
+        let Some(daemon) = daemon else {
+            return Ok(false);
+        };
+        daemon.signal(Signal::SIGSTOP)?;
+        self.stand_still().await;
+        daemon.signal(Signal::SIGCONT)?;
         Ok(true)
     }
 

@@ -54,6 +54,7 @@ pub(crate) async fn serve(
     config: &Config,
     usual_address: &str,
 ) -> Result<Exit, Failure> {
+    end_with_a_panic();
     let cancel = CancellationToken::new();
     let components: Arc<[Component]> = components.into();
     let health = Arc::new(Health::new(
@@ -79,6 +80,18 @@ pub(crate) async fn serve(
     let outcome = wait(&mut tasks, &cancel, config.process.shutdown_timeout).await;
     watch.abort();
     outcome
+}
+
+/// A panic is our bug, and nobody knows what the rest of the process is worth: wherever it happens, in
+/// a worker of a copy or in a thread that reads, all of it ends, and whoever supervises it starts it
+/// anew. Retried, it would be a bug that nobody ever hears of.
+fn end_with_a_panic() {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        usual(panic);
+        tracing::error!(hint = "please report it", "a panic: ending the process");
+        std::process::exit(i32::from(Exit::Bug.code()));
+    }));
 }
 
 /// Waits for the end of all components, or for the signals that bring it.
