@@ -10,7 +10,7 @@ use trellara_testkit::poisoning::heavy::{HeavyOptions, heavy};
 const MEMORY_LIMIT: u64 = 256 << 20;
 
 #[tokio::test]
-async fn a_large_transaction_survives_the_parts_killed_in_its_middle() -> Result<()> {
+async fn b30_a_large_transaction_survives_the_parts_killed_in_its_middle() -> Result<()> {
     let report = large(&LargeOptions {
         version: 15,
         rows: 300_000,

@@ -35,7 +35,7 @@ async fn a_dropped_slot_is_named_and_not_made_again() -> Result<()> {
 
 /// Made again by hand, or moved on: what lies between is in nobody's hands (B08).
 #[tokio::test]
-async fn a_slot_that_stands_beyond_the_stream_is_named() -> Result<()> {
+async fn b08_a_slot_that_stands_beyond_the_stream_is_named() -> Result<()> {
     for (name, remade) in [("remade", true), ("moved", false)] {
         let mut flow = flowing(18, name, "source.acknowledge: published").await?;
         stop(&mut flow)?;

@@ -308,7 +308,7 @@ pub(super) const ROWS: &[Row] = &[
         id: 28,
         fault: "a transaction far larger than memory may be used",
         ends: "auto; peaks stay under their limits",
-        how: How::Tested(&["a_large_transaction_survives_the_parts_killed_in_its_middle"]),
+        how: How::Tested(&["b30_a_large_transaction_survives_the_parts_killed_in_its_middle"]),
         soak: true,
     },
     Row {
@@ -658,7 +658,7 @@ pub(super) const ROWS: &[Row] = &[
         fault: "the slot is dropped and made again",
         ends: "halt STREAM_LOST_TAIL, or GAP with `applied`",
         how: How::Tested(&[
-            "a_slot_that_stands_beyond_the_stream_is_named",
+            "b08_a_slot_that_stands_beyond_the_stream_is_named",
             "f68_f69_b11_a_promoted_standby_without_the_slot_is_refused",
         ]),
         soak: false,
@@ -668,7 +668,7 @@ pub(super) const ROWS: &[Row] = &[
         fault: "somebody advances the slot",
         ends: "the same",
         how: How::Tested(&[
-            "a_slot_that_stands_beyond_the_stream_is_named",
+            "b08_a_slot_that_stands_beyond_the_stream_is_named",
             "c26_an_applier_below_the_place_where_the_stream_goes_on_halts",
         ]),
         soak: false,
@@ -775,7 +775,7 @@ pub(super) const ROWS: &[Row] = &[
         id: 83,
         fault: "a transaction of millions of rows",
         ends: "auto; memory stays under its limit",
-        how: How::Tested(&["a_large_transaction_survives_the_parts_killed_in_its_middle"]),
+        how: How::Tested(&["b30_a_large_transaction_survives_the_parts_killed_in_its_middle"]),
         soak: true,
     },
     Row {

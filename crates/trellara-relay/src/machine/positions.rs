@@ -41,8 +41,8 @@ pub(super) struct Positions {
     /// Nothing more may be confirmed before what the source sends again was compared (C02).
     withheld: bool,
     remembered: VecDeque<(FrameOrdinal, FrameDigest)>,
-    /// The highest epoch that an order of the registered target named.
-    epoch: LaneEpoch,
+    /// The epoch of the order obeyed last, and when it came.
+    epoch: (LaneEpoch, Duration),
     /// When the registered target said last that its lane waits for a copy. What is stored then
     /// counts as applied (C29): a source that kept its WAL for as long as a copy lasts would fill
     /// its disk, and a commit that waits for us would be waited for by the copy.
@@ -72,7 +72,7 @@ impl Positions {
             applied: Lsn::ZERO,
             withheld,
             remembered: VecDeque::new(),
-            epoch: LaneEpoch::default(),
+            epoch: (LaneEpoch::default(), Duration::ZERO),
             held_at: None,
         }
     }
@@ -80,11 +80,16 @@ impl Positions {
     /// What the target says of its copy.
     pub(super) fn ordered(&mut self, now: Duration, order: &CopyOrder) {
         let registered = self.target.as_deref() == Some(order.target.as_str());
-        // Of two appliers of one target the one with the lower epoch is over.
-        if order.flow != self.flow || !registered || order.epoch < self.epoch {
+        if order.flow != self.flow || !registered {
             return;
         }
-        self.epoch = order.epoch;
+        // Of two appliers of one target the one with the lower epoch is over; unless the higher one
+        // says nothing any more: then the target was put back to an earlier state.
+        let (epoch, heard_at) = self.epoch;
+        if order.epoch < epoch && now.saturating_sub(heard_at) < ORDER_IS_FRESH {
+            return;
+        }
+        self.epoch = (order.epoch, now);
         self.held_at = order.holds_lane.then_some(now);
         self.confirm();
     }
@@ -97,7 +102,8 @@ impl Positions {
 
     pub(super) fn set_target(&mut self, target: Option<String>) {
         if self.target != target {
-            (self.epoch, self.held_at) = (LaneEpoch::default(), None);
+            self.epoch = (LaneEpoch::default(), Duration::ZERO);
+            self.held_at = None;
         }
         self.target = target;
     }

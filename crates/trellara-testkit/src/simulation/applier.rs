@@ -1,20 +1,23 @@
 //! An applier: the shipped chain rule, verdicts and dispositions, and what their loop would do.
 
+mod effects;
+mod unfit;
+
 use trellara_applier::disposition::{self, Disposition};
 use trellara_applier::machine::{self, Delivered, Machine, Verdict};
 use trellara_applier::verdict::{Answer, Known, verdict};
 use trellara_applier::{Checkpoint, Transport};
 use trellara_envelope::{
     Body, BundleEntry, Frame, FrameDigest, Halt, HaltCode, Incarnation, Lane, LaneEpoch,
-    LedgerOrdinal, Manifest, PositionReport, RunningDigest, StreamSequence,
+    LedgerOrdinal, PositionReport, StreamSequence,
 };
 use trellara_postgres::{Fault, sqlstate};
 
+use self::effects::effects_of;
 use super::broker::Stream;
 use super::counters::{Counters, Sometimes};
 use super::dice::Dice;
 use super::relay::{TARGET, flow};
-use super::source::rows_of;
 use super::target::{Effect, Target, stream_identity};
 
 /// How a session goes on.
@@ -269,79 +272,7 @@ impl Session {
         });
     }
 
-    fn missing(&mut self, opened: &Delivered, stream: &Stream, counters: &mut Counters) -> Goes {
-        let mut from = self.machine.sequence().0 + 1;
-        if self.void < opened.sequence.0 {
-            from = from.max(self.void + 1);
-        }
-        loop {
-            match stream.next_from(from, positional) {
-                Some((at, _)) if self.passed_over.contains(&at) => from = at + 1,
-                Some((at, _)) if at < opened.sequence.0 => {
-                    counters.count(Sometimes::NotDelivered);
-                    self.next = at;
-                    return Goes::On;
-                }
-                _ => {
-                    let halt = stands(HaltCode::Gap, "the stream holds nothing between");
-                    return self.unless_void(opened, halt, stream, counters);
-                }
-            }
-        }
-    }
-
-    fn unless_void(
-        &mut self,
-        opened: &Delivered,
-        halt: Halt,
-        stream: &Stream,
-        counters: &mut Counters,
-    ) -> Goes {
-        let opens = halt.code == HaltCode::Gap && matches!(opened.frame.body, Body::Marker(_));
-        if opens && self.is_void(opened, stream) {
-            self.void = opened.sequence.0;
-            return Goes::On;
-        }
-        if matches!(
-            halt.code,
-            HaltCode::Gap | HaltCode::Fork | HaltCode::Diverged
-        ) {
-            let seen = self.machine.sequence().0;
-            let digest = stream.get(seen).map(|m| FrameDigest::of(&m.payload));
-            let ours = self.pending.as_ref().map_or_else(
-                || self.durable.transport.digest,
-                |transport| transport.digest,
-            );
-            if digest != Some(ours) {
-                counters.count(Sometimes::Rewritten);
-                return Goes::Anew;
-            }
-        }
-        Goes::Stands(halt)
-    }
-
-    /// Whether nothing but markers stands between it and one that continues at or below our place.
-    fn is_void(&self, opened: &Delivered, stream: &Stream) -> bool {
-        let mut before = (opened.sequence.0, opened.frame.header.incarnation);
-        while let Some((at, message)) = stream.next_from(before.0 + 1, positional) {
-            let Ok(frame) = Frame::decode(&message.payload) else {
-                return false;
-            };
-            let Body::Marker(marker) = &frame.body else {
-                return false;
-            };
-            if frame.header.incarnation <= before.1 {
-                return false;
-            }
-            if marker.continues_at <= self.machine.end_lsn() {
-                return true;
-            }
-            before = (at, frame.header.incarnation);
-        }
-        false
-    }
-
-    /// Commits what is accepted; `how` is what becomes of it.
+    /// Commits what is accepted.
     pub(super) fn commit(
         &mut self,
         target: &mut Target,
@@ -435,67 +366,4 @@ fn stands(code: HaltCode, reason: &str) -> Halt {
 fn closer(stream: &Stream, at: u64) -> Option<Incarnation> {
     let frame = Frame::decode(&stream.get(at)?.payload).ok()?;
     matches!(frame.body, Body::Marker(_) | Body::Genesis(_)).then_some(frame.header.incarnation)
-}
-
-/// The rows of the transactions `range` of a frame; `None` when chunks are not there.
-fn effects_of(
-    opened: &Delivered,
-    range: std::ops::Range<usize>,
-    stream: &Stream,
-    counters: &mut Counters,
-) -> Result<Option<Vec<Effect>>, String> {
-    if let Body::Manifest(manifest) = &opened.frame.body {
-        counters.count(Sometimes::Chunked);
-        let Some(bytes) = chunks(opened, manifest, stream) else {
-            return Ok(None);
-        };
-        return Ok(Some(vec![(manifest.identity(), rows_of(bytes)?)]));
-    }
-    // Descriptions of a table stand with the first transaction of a bundle that needs them.
-    let none = trellara_envelope::AbortedSet::EMPTY;
-    let mut reader = trellara_pgoutput::ChangeReader::new(false, &none);
-    let mut effects = Vec::new();
-    for (number, (entry, records)) in opened.frame.transactions().enumerate() {
-        reader.feed(records);
-        let mut rows = Vec::new();
-        while let Some(change) = reader.next_change().map_err(|error| error.to_string())? {
-            let trellara_pgoutput::Message::Insert { new, .. } = change.message else {
-                // Descriptions come by as well.
-                continue;
-            };
-            for value in new.iter() {
-                if let trellara_pgoutput::Value::Text(text) = value {
-                    rows.push(String::from_utf8_lossy(text).into_owned());
-                }
-            }
-        }
-        if range.contains(&number) {
-            effects.push((entry.identity(), rows));
-        }
-    }
-    Ok(Some(effects))
-}
-
-/// The bytes of a chunked transaction, when every digest fits (C16).
-fn chunks(opened: &Delivered, manifest: &Manifest, stream: &Stream) -> Option<Vec<bytes::Bytes>> {
-    let subject = flow().open_subject(opened.frame.header.incarnation, manifest.xid);
-    let mut running = RunningDigest::new();
-    let mut pieces = Vec::new();
-    let mut from = manifest.first_sequence.0;
-    while let Some((at, message)) = stream.next_from(from, |other| other == subject) {
-        if at >= opened.sequence.0 {
-            break;
-        }
-        let frame = Frame::decode(&message.payload).ok()?;
-        if let Body::Chunk(chunk) = &frame.body {
-            running.update(&frame.payload);
-            if chunk.running != running.current() {
-                return None;
-            }
-            pieces.push(frame.payload.clone());
-        }
-        from = at + 1;
-    }
-    let whole = pieces.len() as u64 == manifest.chunks && running.current() == manifest.running;
-    whole.then_some(pieces)
 }

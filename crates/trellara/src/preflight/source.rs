@@ -24,6 +24,7 @@ pub(super) async fn examine(
     if !version(session.server_version(), "source", findings) {
         return Ok(Vec::new());
     }
+    minor(session.server_version(), findings);
     settings(config, session, findings).await?;
     role(config, session, findings).await?;
     let slot_exists = slot_facts(config, session, findings).await?;
@@ -57,6 +58,28 @@ pub(super) fn version(version: ServerVersion, about: &str, findings: &mut Findin
         );
     }
     true
+}
+
+/// Before the releases of 21 November 2024 a slot's `restart_lsn` could go backwards at a restart,
+/// below WAL that had been removed already; what the slot still owes can then not be read (B14).
+fn minor(version: ServerVersion, findings: &mut Findings) {
+    let mended = match version.major() {
+        15 => 150_010,
+        16 => 160_006,
+        17 => 170_002,
+        _ => return,
+    };
+    if version.num < mended {
+        findings.warning(
+            "SOURCE_RESTART_LSN",
+            "source",
+            format!(
+                "PostgreSQL {version} may set a slot back below WAL that it has removed: the flow \
+                 then stops with SLOT_LOST"
+            ),
+            format!("upgrade to {}", ServerVersion { num: mended }),
+        );
+    }
 }
 
 async fn settings(
@@ -230,6 +253,24 @@ async fn slot_facts(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn b14_servers_whose_slots_may_go_backwards_are_named() {
+        for (number, named) in [
+            (150_009, true),
+            (150_010, false),
+            (160_005, true),
+            (160_006, false),
+            (170_001, true),
+            (170_002, false),
+            (180_000, false),
+        ] {
+            let mut findings = Findings::default();
+            minor(ServerVersion { num: number }, &mut findings);
+            let found = findings.0.iter().any(|f| f.id == "SOURCE_RESTART_LSN");
+            assert_eq!(found, named, "{number}");
+        }
+    }
 
     #[test]
     fn old_servers_are_refused_and_new_ones_named() {

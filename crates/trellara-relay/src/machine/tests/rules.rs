@@ -8,7 +8,7 @@ use trellara_envelope::{
 use trellara_jetstream::publish::Outcome;
 
 use super::hand::{Hand, START, one_commit, rows};
-use super::source::{Script, Step, Walsender, keepalive};
+use super::source::{Row, Script, Step, Walsender, keepalive};
 use super::stream::{Stream, flow, history, settings};
 use crate::Acknowledge;
 use crate::machine::{
@@ -59,6 +59,62 @@ fn c29_what_is_stored_is_confirmed_while_the_lane_waits_for_a_copy() {
     hand.event(Event::CopyOrder(order(true)));
     assert_eq!(confirmed(&hand), published);
     assert_eq!(hand.flushes().last(), Some(&published), "told at once");
+}
+
+/// A target that was restored has lower epochs than before. Whoever had the higher one is silent by
+/// then, and nobody waits for it for ever.
+#[test]
+fn c29_a_target_that_went_back_is_obeyed_once_the_higher_epoch_is_silent() {
+    for (seconds, obeyed) in [(9, false), (10, true)] {
+        let mut hand = Hand::new(settings(Acknowledge::Applied));
+        let script = one_commit();
+        let higher = CopyOrder {
+            epoch: LaneEpoch(7),
+            ..order(false)
+        };
+        hand.event(Event::CopyOrder(higher));
+        hand.send(&mut Walsender::new(&script, START));
+        let published = hand.machine.status().lsn_published;
+        assert!(published > START);
+        hand.now += Duration::from_secs(seconds);
+        hand.event(Event::CopyOrder(order(true)));
+        let expected = if obeyed { published } else { START };
+        let confirmed = hand.machine.status().lsn_confirmed;
+        assert_eq!(confirmed, expected, "after {seconds} s");
+    }
+}
+
+/// An id names the flow, the frame's number and its bytes: the same transaction in another bundle,
+/// or the same places of another history, is never taken for one that is stored.
+#[test]
+fn b40_an_id_is_a_frames_alone() {
+    let ids = |mut settings: crate::machine::Settings, flow: &str, text: &str| {
+        settings.flow = flow.parse().expect("a name");
+        let mut hand = Hand::new(settings);
+        hand.held = Some(Vec::new());
+        let rows = vec![Row {
+            table: 1,
+            value: text.to_owned(),
+        }];
+        let steps = vec![Step::Commit { xid: 700, rows }];
+        hand.send(&mut Walsender::new(&Script { steps }, START));
+        let held = hand.held.take().unwrap_or_default();
+        let ids: Vec<String> = held.into_iter().filter_map(|p| p.message_id).collect();
+        assert!(!ids.is_empty());
+        ids
+    };
+    let published = || settings(Acknowledge::Published);
+    let first = ids(published(), "shop", "one");
+    assert_eq!(first, ids(published(), "shop", "one"));
+    for others in [
+        ids(published(), "shop", "two"),
+        ids(published(), "other", "one"),
+    ] {
+        assert!(
+            first.iter().all(|id| !others.contains(id)),
+            "{first:?} {others:?}"
+        );
+    }
 }
 
 #[test]
