@@ -24,7 +24,7 @@ def named():
 
 def run(names):
     """What nextest prints about them."""
-    expression = " + ".join(f"test(/(^|::){name}(_on_1[0-9])?$/)" for name in sorted(names))
+    expression = " + ".join(f"test(/(^|::){name}(_on_1[0-9])?(::on_postgres_1[0-9])?$/)" for name in sorted(names))
     command = ["cargo", "nextest", "run", "--locked", "--workspace", "--no-fail-fast"]
     done = subprocess.run(
         [*command, "-E", expression], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -40,7 +40,7 @@ def outcomes(text, names):
         found = OUTCOME.match(line)
         if not found:
             continue
-        name = found[2].rsplit("::", 1)[-1]
+        name = re.sub(r"::on_postgres_1[0-9]$", "", found[2]).rsplit("::", 1)[-1]
         for known in (name, re.sub(r"_on_1[0-9]$", "", name)):
             if known in names:
                 passed = found[1] == "PASS"

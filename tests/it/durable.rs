@@ -107,7 +107,7 @@ const HELD_COMMIT: &str = "
     ALTER TABLE log ENABLE ALWAYS TRIGGER held";
 
 #[tokio::test]
-async fn a2_nothing_is_said_about_a_commit_that_is_not_answered() -> Result<()> {
+async fn c30_a2_nothing_is_said_about_a_commit_that_is_not_answered() -> Result<()> {
     let extra = format!("source.acknowledge: applied\n{NO_HISTORY}");
     let (mut ground, flow) = ground(GroundOptions::version(15), KEYLESS, &extra).await?;
     let nats = ground.nats.url();

@@ -249,6 +249,7 @@ pub(crate) fn again(reason: impl Into<String>) -> End {
 
 const OBJECT_IN_USE: &str = "55006";
 const INSUFFICIENT_PRIVILEGE: &str = "42501";
+const UNDEFINED_FILE: &str = "58P01";
 
 /// No connection to the source.
 fn refused(error: ConnectError) -> End {
@@ -290,6 +291,13 @@ fn not_started(error: QueryError) -> End {
             "grant the relay's role REPLICATION, as in config/",
         )
         .into(),
+        // A slot that was set back below WAL that is gone; it is not marked as lost (B14).
+        UNDEFINED_FILE => Halt::new(
+            HaltCode::SlotLost,
+            format!("the source: {text}"),
+            "what happened on the source since then cannot be read any more; copy the tables again",
+        )
+        .into(),
         // The table is asked again, which knows what to say about slot and publication.
         _ => again(format!("the source: {text}")),
     }
@@ -320,6 +328,29 @@ fn unheard(error: BrokerError) -> End {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn b14_wal_that_is_gone_is_no_fault_of_the_network() {
+        let said = |sqlstate: &str, message: &str| {
+            not_started(QueryError::Server(Box::new(trellara_postgres::Fault {
+                class: trellara_postgres::sqlstate::classify(sqlstate),
+                sqlstate: sqlstate.to_owned(),
+                severity: "ERROR".to_owned(),
+                message: message.to_owned(),
+                schema: None,
+                table: None,
+                column: None,
+                constraint: None,
+            })))
+        };
+        let gone = "requested WAL segment 000000010000000000000001 has already been removed";
+        match said("58P01", gone) {
+            End::Halt(halt) => assert_eq!(halt.code, HaltCode::SlotLost),
+            _ => panic!("it would be tried for ever"),
+        }
+        assert!(matches!(said("57P03", "starting up"), End::Again { .. }));
+        assert!(matches!(said("55006", "in use"), End::Taken(_)));
+    }
 
     /// A source that takes the connection and then hangs is named, and asked again.
     #[tokio::test]

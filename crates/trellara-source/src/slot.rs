@@ -129,9 +129,12 @@ pub struct SlotReader {
     /// When it began, which tells it from a later process of the same number; empty where the role
     /// may not see it.
     pub began: String,
-    /// The time on the last status update that the server has from it, as its client wrote it;
+    /// The time on the last status update that the server has taken in, as its client wrote it;
     /// `None` before the first, and where the role may not see it.
     pub said_at: Option<String>,
+    /// Whether the walsender waits for its client or for more to send. A busy one takes in no status
+    /// updates for up to half of `wal_sender_timeout`, even while it sends.
+    pub waits: bool,
 }
 
 /// Who reads from the slot of that name now; `None` when nobody does. What they say is shown to
@@ -143,9 +146,11 @@ pub async fn reader(
     let row = session
         .client
         .query_opt(
-            "SELECT s.active_pid, coalesce(r.backend_start::text, ''), r.reply_time::text \
+            "SELECT s.active_pid, coalesce(r.backend_start::text, ''), r.reply_time::text, \
+                    coalesce(a.wait_event LIKE 'WalSender%', false) \
              FROM pg_catalog.pg_replication_slots s \
              LEFT JOIN pg_catalog.pg_stat_replication r ON r.pid = s.active_pid \
+             LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = s.active_pid \
              WHERE s.slot_name = $1 AND s.active_pid IS NOT NULL",
             &[&name],
         )
@@ -154,6 +159,7 @@ pub async fn reader(
         pid: row.get(0),
         began: row.get(1),
         said_at: row.get(2),
+        waits: row.get(3),
     }))
 }
 

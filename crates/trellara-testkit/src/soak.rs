@@ -2,6 +2,7 @@
 
 pub mod chaos;
 mod duplicates;
+mod lines;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -17,6 +18,7 @@ use crate::oracle::{Observer, Truth, Verdict, Workload, WorkloadOptions, judge, 
 
 use chaos::{Chaos, Fault};
 use duplicates::Duplicates;
+use lines::Lines;
 
 /// The flow, and its databases.
 const FLOW: &str = "soak";
@@ -26,7 +28,7 @@ const CONVERGENCE: Duration = Duration::from_secs(90);
 const LONG: Duration = Duration::from_secs(40);
 /// What a long soak may take longer until it has: faults are dealt evenly, so on a machine that
 /// hardly gets anywhere the last kind comes late.
-const OVERTIME: Duration = Duration::from_secs(30);
+const OVERTIME: Duration = Duration::from_secs(60);
 /// Distinct checkpoints that a photograph must have been taken of, for each second of the soak.
 /// Twenty photographs are taken in a second; while something is down they show the same.
 const POSITIONS_PER_SECOND: f64 = 4.0;
@@ -150,8 +152,12 @@ impl fmt::Display for SoakReport {
 /// Runs one soak from fresh servers to the verdict.
 pub async fn soak(options: &SoakOptions) -> Result<SoakReport> {
     let mut ground = ground(options)?;
+    let mut extra = options.extra.clone();
+    if applied(options) && !extra.contains("source.acknowledge") {
+        extra.push_str("\nsource.acknowledge: applied");
+    }
     let mut flow = ground
-        .flow(FLOW, workload::SCHEMA, workload::SCHEMA, &options.extra)
+        .flow(FLOW, workload::SCHEMA, workload::SCHEMA, &extra)
         .await?;
     let result = run(options, &mut ground, &mut flow).await;
     let failed = result.as_ref().map_or(true, |report| !report.passed());
@@ -168,14 +174,17 @@ async fn run(options: &SoakOptions, ground: &mut Ground, flow: &mut Flow) -> Res
         .batch_execute("ALTER TABLE public.keyless REPLICA IDENTITY FULL")
         .await?;
     Truth::create_slot(&source, "oracle").await?;
-    flow.start().await?;
+    flow.setup().await?;
+    let lines = Lines::lay(ground, flow).await?;
+    flow.start_relay()?;
+    flow.start_applier()?;
     let load = load(options);
     source.batch_execute("SET search_path = public").await?;
     Workload::seed_rows(&source, &load).await?;
     drop(source);
     let observer = Observer::start(&flow.target_admin, FLOW, Duration::from_millis(50));
     let writers = Workload::start(&flow.source_admin, &load);
-    let mut chaos = Chaos::new(options.seed, Duplicates::default());
+    let mut chaos = Chaos::new(options.seed, lines, applied(options), Duplicates::default());
     let deadline = Instant::now() + options.duration;
     let missing = |chaos: &Chaos| options.duration >= LONG && !chaos.made_all();
     while Instant::now() < deadline || (missing(&chaos) && Instant::now() < deadline + OVERTIME) {
@@ -208,6 +217,14 @@ async fn run(options: &SoakOptions, ground: &mut Ground, flow: &mut Flow) -> Res
         relay_peak: chaos.duplicates.relay_peak,
         applier_peak: chaos.duplicates.applier_peak,
     })
+}
+
+/// Every second seed confirms what is applied, the others what is published.
+fn applied(options: &SoakOptions) -> bool {
+    match options.extra.contains("source.acknowledge") {
+        true => options.extra.contains("acknowledge: applied"),
+        false => options.seed % 2 == 1,
+    }
 }
 
 fn ground(options: &SoakOptions) -> Result<Ground> {

@@ -108,7 +108,7 @@ async fn a_role_that_may_not_be_the_replica_role_is_named() -> Result<()> {
 
 /// Whoever commits would wait for a relay that cannot run before setup has committed.
 #[tokio::test]
-async fn a_source_that_waits_for_the_relay_before_there_is_one_is_named() -> Result<()> {
+async fn c10_a_source_that_waits_for_the_relay_before_there_is_one_is_named() -> Result<()> {
     let ground = Ground::start(&GroundOptions::version(15))?;
     let flow = as_superuser(ground.flow("waits", TABLE, TABLE, "").await?)?;
     let standbys = "SHOW synchronous_standby_names";

@@ -271,8 +271,8 @@ pub(super) const ROWS: &[Row] = &[
         fault: "the applier is stopped for longer than anybody waits",
         ends: "auto; a standby takes over in 10 s, and who wakes up commits nothing",
         how: How::Tested(&[
-            "f24_f26_a_standby_applier_takes_over_from_the_killed_and_the_stopped_on_15",
-            "f24_f26_a_standby_applier_takes_over_from_the_killed_and_the_stopped_on_18",
+            "f24_c34_a_standby_applier_takes_over_from_the_killed_and_the_stopped_on_15",
+            "f24_c34_a_standby_applier_takes_over_from_the_killed_and_the_stopped_on_18",
             "c32_zombie_commit_after_a_lost_answer",
         ]),
         soak: true,
@@ -688,7 +688,7 @@ pub(super) const ROWS: &[Row] = &[
         id: 72,
         fault: "the source fails over to a standby that has its slot",
         ends: "auto; what comes again on the new timeline is known",
-        how: How::Tested(&["f72_c01_b11_a_promoted_standby_with_a_synchronised_slot_goes_on"]),
+        how: How::Tested(&["f72_c01_c11_b11_a_promoted_standby_with_a_synchronised_slot_goes_on"]),
         soak: false,
     },
     Row {

@@ -81,7 +81,7 @@ const SYNCHRONISING: [(&str, &str); 3] = [
 /// published before once more, on another timeline, and none of it is applied twice. The old
 /// primary, back on its feet, is no source any more.
 #[tokio::test]
-async fn f72_c01_b11_a_promoted_standby_with_a_synchronised_slot_goes_on() -> Result<()> {
+async fn f72_c01_c11_b11_a_promoted_standby_with_a_synchronised_slot_goes_on() -> Result<()> {
     let mut pair = Pair::start(synchronised(), "", &SYNCHRONISING).await?;
     let synced = format!(
         "SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{SLOT}' AND synced AND NOT temporary"

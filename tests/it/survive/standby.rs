@@ -7,6 +7,7 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use trellara_testkit::daemon::Daemon;
 use trellara_testkit::flow::Flow;
+use trellara_testkit::ground::{Ground, GroundOptions};
 
 use super::{begun, rows};
 use crate::bad_input::bare;
@@ -140,15 +141,49 @@ async fn applier_takes_over(version: u32, name: &str) -> Result<()> {
 }
 
 #[tokio::test]
-async fn f24_f26_a_standby_applier_takes_over_from_the_killed_and_the_stopped_on_15() -> Result<()>
+async fn f24_c34_a_standby_applier_takes_over_from_the_killed_and_the_stopped_on_15() -> Result<()>
 {
     applier_takes_over(15, "applier_standby").await
 }
 
 #[tokio::test]
-async fn f24_f26_a_standby_applier_takes_over_from_the_killed_and_the_stopped_on_18() -> Result<()>
+async fn f24_c34_a_standby_applier_takes_over_from_the_killed_and_the_stopped_on_18() -> Result<()>
 {
     applier_takes_over(18, "applier_standby").await
+}
+
+/// A walsender that decodes a large transaction, of which the flow has nothing, takes in no status
+/// updates meanwhile: its relay is not taken for dead. The publication's filter takes its time.
+#[tokio::test]
+async fn f25_a_standby_leaves_a_relay_alone_whose_walsender_is_busy() -> Result<()> {
+    let options = GroundOptions::version(18).source("wal_sender_timeout", "60s");
+    let ground = Ground::start(&options)?;
+    let filtered = format!(
+        "{}; ALTER TABLE log REPLICA IDENTITY FULL; CREATE PUBLICATION slow FOR TABLE log \
+         WHERE (id < 10 OR length(repeat(v, 2000000)) < 0)",
+        LOG[0]
+    );
+    let extra = "halt: exit\nsource.publication: slow";
+    let mut flow = ground.flow("decoding", &filtered, LOG[0], extra).await?;
+    begun(&mut flow).await?;
+    let mut second = standby(&flow, "relay", "second.log")?;
+    second.logged("waiting as a standby", WITHIN).await?;
+    let reader = "SELECT active_pid FROM pg_replication_slots WHERE active";
+    let before = value(&flow.source_admin, reader).await?;
+    let began = Instant::now();
+    let large = "INSERT INTO log SELECT g, 'decoded' FROM generate_series(10, 600) g";
+    crate::scenario::run(&flow.source_admin, &[large]).await?;
+    rows(&flow, 1..2).await?;
+    let two = until(&flow.target_admin, "SELECT count(*) FROM log", "2", WITHIN);
+    two.await?;
+    ensure!(
+        began.elapsed() > Duration::from_secs(7),
+        "it was decoded too quickly to prove anything: {:?}",
+        began.elapsed()
+    );
+    ensure!(!second.log().contains("taking over"), "{}", second.log());
+    ensure!(value(&flow.source_admin, reader).await? == before);
+    Ok(())
 }
 
 /// Long work of the one that holds the lane is no silence: a statement that takes longer than any

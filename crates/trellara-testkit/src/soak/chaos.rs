@@ -1,5 +1,7 @@
 //! The faults of a soak, dealt by its seed.
 
+use std::path::Path;
+use std::process::Command;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
@@ -14,6 +16,7 @@ use trellara_jetstream::{Broker, NatsOptions};
 use trellara_relay::rehearsal::{self, RehearsalError};
 
 use super::duplicates::Duplicates;
+use super::lines::Lines;
 use crate::daemon::Daemon;
 use crate::flow::Flow;
 use crate::ground::Ground;
@@ -27,6 +30,16 @@ pub enum Fault {
     KillApplier,
     /// SIGKILL of nats-server, started again on its store.
     KillBroker,
+    /// A line of the daemons is reset.
+    CutLine,
+    /// A line falls silent for up to four seconds, and what was on its way is lost.
+    SilenceLine,
+    /// All lines are up to a fifth of a second long each way, for a while.
+    SlowLines,
+    /// All lines come and go.
+    FlapLines,
+    /// The broker comes back with an earlier copy of its store. Only with `applied`, which heals it.
+    RollBackBroker,
     /// SIGSTOP of the relay for up to three seconds.
     StopRelay,
     /// SIGSTOP of the applier for up to three seconds.
@@ -52,7 +65,12 @@ pub enum Fault {
 }
 
 /// Ordinary faults; each is dealt once before any comes again.
-const FAULTS: [Fault; 12] = [
+const FAULTS: [Fault; 17] = [
+    Fault::CutLine,
+    Fault::SilenceLine,
+    Fault::SlowLines,
+    Fault::FlapLines,
+    Fault::RollBackBroker,
     Fault::KillRelay,
     Fault::KillApplier,
     Fault::KillBroker,
@@ -68,7 +86,12 @@ const FAULTS: [Fault; 12] = [
 ];
 
 /// Every kind of fault.
-pub const ALL: [Fault; 14] = [
+pub const ALL: [Fault; 19] = [
+    Fault::CutLine,
+    Fault::SilenceLine,
+    Fault::SlowLines,
+    Fault::FlapLines,
+    Fault::RollBackBroker,
     Fault::KillRelay,
     Fault::KillApplier,
     Fault::KillBroker,
@@ -102,12 +125,21 @@ pub(super) struct Chaos {
     crashes: Vec<Fault>,
     number: u32,
     made: Vec<Fault>,
+    lines: Lines,
+    /// What this soak does not do.
+    without: &'static [Fault],
     pub(super) duplicates: Duplicates,
 }
 
 impl Chaos {
-    pub(super) fn new(seed: u64, duplicates: Duplicates) -> Self {
+    /// `applied` says that the flow confirms what is applied, and so may lose a stream's end.
+    pub(super) fn new(seed: u64, lines: Lines, applied: bool, duplicates: Duplicates) -> Self {
         Self {
+            lines,
+            without: match applied {
+                true => &[],
+                false => &[Fault::RollBackBroker],
+            },
             random: StdRng::seed_from_u64(seed),
             deck: Vec::new(),
             crashes: Vec::new(),
@@ -136,6 +168,9 @@ impl Chaos {
         } else {
             deal(&mut self.deck, &FAULTS, &mut self.random)
         };
+        if self.without.contains(&fault) {
+            return Ok(());
+        }
         let happened = self.make(fault, ground, flow).await?;
         if !happened && !crash {
             // There was nobody to hit: it is the next again.
@@ -191,6 +226,11 @@ impl Chaos {
                 ground.nats.kill()?;
                 ground.nats.start_again()?;
             }
+            Fault::CutLine => self.lines.cut(&mut self.random),
+            Fault::SilenceLine => self.lines.silence(&mut self.random).await,
+            Fault::SlowLines => self.lines.slow_down(&mut self.random).await,
+            Fault::FlapLines => self.lines.flap(&mut self.random).await,
+            Fault::RollBackBroker => self.roll_back(ground).await?,
             Fault::StopRelay => return self.stop_daemon(flow.relay.as_ref()).await,
             Fault::StopApplier => return self.stop_daemon(flow.applier.as_ref()).await,
             Fault::StopBroker => {
@@ -238,6 +278,27 @@ impl Chaos {
         Ok(true)
     }
 
+    async fn roll_back(&mut self, ground: &mut Ground) -> Result<()> {
+        let folder = tempfile::tempdir()?;
+        let kept = folder.path().join("store");
+        let store = ground.nats.store_dir().to_owned();
+        let copy = |from: &Path, to: &Path| -> Result<()> {
+            let done = Command::new("cp").arg("-a").args([from, to]).status()?;
+            ensure!(done.success(), "cp ended with {done}");
+            Ok(())
+        };
+        ground.nats.pause()?;
+        let copied = copy(&store, &kept);
+        ground.nats.resume()?;
+        copied?;
+        self.stand_still().await;
+        ground.nats.kill()?;
+        std::fs::remove_dir_all(&store)?;
+        copy(&kept, &store)?;
+        ground.nats.start_again()?;
+        Ok(())
+    }
+
     async fn stand_still(&mut self) {
         let length = Duration::from_millis(self.random.random_range(300..3000));
         tokio::time::sleep(length).await;
@@ -283,6 +344,7 @@ impl Chaos {
 
     pub(super) fn tally(&self) -> Vec<(Fault, u32)> {
         ALL.into_iter()
+            .filter(|fault| !self.without.contains(fault))
             .map(|fault| {
                 let count = self.made.iter().filter(|made| **made == fault).count();
                 (fault, count as u32)

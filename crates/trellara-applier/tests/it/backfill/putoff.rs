@@ -459,7 +459,8 @@ async fn an_index_that_is_being_made_outlives_the_attempt() {
         let end = "SELECT count(pg_terminate_backend(pid))::text FROM pg_stat_activity \
                     WHERE datname = current_database() \
                       AND application_name LIKE 'trellara applier%' \
-                      AND application_name NOT LIKE '% copy'";
+                      AND application_name NOT LIKE '% copy' \
+                      AND application_name NOT LIKE '% pulse %'";
         assert_eq!(copy.text(end).await, "1");
         applier
             .shows(|now| {

@@ -503,7 +503,7 @@ fn r2_applied_survives_a_tail_that_changes_below_the_marker() {
 }
 
 #[test]
-fn a_tail_of_a_newer_writer_ends_this_one() {
+fn c08_a_tail_of_a_newer_writer_ends_this_one() {
     let stream = Stream::new(Lsn(0x1000));
     let mut out = Vec::new();
     let start = stream.start(Incarnation(0), Lsn(0x1000));
