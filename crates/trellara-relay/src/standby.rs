@@ -81,9 +81,7 @@ fn is_gone(reader: &SlotReader, silent: Duration) -> bool {
         Some(_) => SILENCE_LIMIT,
         None => FIRST_WORD_LIMIT,
     };
-    (reader.waits || std::env::var_os("MUTANT").is_some())
-        && !reader.began.is_empty()
-        && silent >= limit
+    reader.waits && !reader.began.is_empty() && silent >= limit
 }
 
 async fn end(
