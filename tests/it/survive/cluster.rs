@@ -59,6 +59,22 @@ async fn flow(ground: &Ground, servers: &[NatsServer]) -> Result<Flow> {
     Ok(flow)
 }
 
+/// Waits until the cluster has a leader of its own, without which it makes no stream.
+async fn elected(servers: &[NatsServer]) -> Result<()> {
+    let deadline = std::time::Instant::now() + WITHIN;
+    while broker::stream_settings(&servers[0].url(), STREAM)
+        .await
+        .is_err()
+    {
+        ensure!(
+            std::time::Instant::now() < deadline,
+            "no leader of the cluster"
+        );
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    Ok(())
+}
+
 /// The server that leads the stream now, asked of one that answers.
 async fn leader(servers: &[NatsServer], asked: usize) -> Result<usize> {
     let deadline = std::time::Instant::now() + WITHIN;
@@ -78,6 +94,7 @@ async fn leader(servers: &[NatsServer], asked: usize) -> Result<usize> {
 async fn f48_f49_b53_three_brokers_lose_a_leader_a_minority_and_the_majority() -> Result<()> {
     let ground = Ground::start(&GroundOptions::version(18))?;
     let mut servers = three()?;
+    elected(&servers).await?;
     let mut flow = flow(&ground, &servers).await?;
     flow.start().await?;
     rows(&flow, 0..20).await?;
