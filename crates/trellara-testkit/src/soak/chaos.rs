@@ -179,6 +179,11 @@ impl Chaos {
         Ok(())
     }
 
+    /// How often a fault was dealt.
+    pub(super) fn struck(&self) -> u32 {
+        self.number
+    }
+
     /// Whether each kind of fault was made at least once.
     pub(super) fn made_all(&self) -> bool {
         self.tally().iter().all(|(_, count)| *count > 0)
