@@ -381,7 +381,7 @@ impl Incarnate<'_> {
             match command {
                 Command::Publish(publish) => {
                     let (ordinal, attempt) = (publish.ordinal, publish.attempt);
-                    let (before, sent) = points_of(self.options, &publish.subject);
+                    let (before, sent) = points_of(&publish.subject);
                     if before.is_some_and(crashpoints::reached) {
                         return Some(crashed(Some(self.number)));
                     }
@@ -477,18 +477,17 @@ fn crashed(began: Option<Incarnation>) -> End {
     }
 }
 
-/// The crash points around a publish, by where it goes.
-fn points_of(options: &RelayOptions, subject: &str) -> (Option<Point>, Point) {
-    let flow = &options.flow;
-    if subject == flow.mark_subject() {
-        (None, crashpoints::RELAY_MARKER_SENT)
-    } else if subject == flow.beat_subject() {
-        (None, crashpoints::RELAY_HEARTBEAT_SENT)
-    } else if subject.contains(".open.") {
-        (None, crashpoints::RELAY_CHUNK_SENT)
-    } else {
-        let before = crashpoints::RELAY_BEFORE_TRANSACTION;
-        (Some(before), crashpoints::RELAY_TRANSACTION_SENT)
+/// The crash points around a publish, by where it goes: of a subject's last token, so that nothing
+/// is allocated for what the shipped program does not have.
+fn points_of(subject: &str) -> (Option<Point>, Point) {
+    match subject.rsplit('.').next() {
+        Some("mark") => (None, crashpoints::RELAY_MARKER_SENT),
+        Some("beat") => (None, crashpoints::RELAY_HEARTBEAT_SENT),
+        _ if subject.contains(".open.") => (None, crashpoints::RELAY_CHUNK_SENT),
+        _ => {
+            let before = crashpoints::RELAY_BEFORE_TRANSACTION;
+            (Some(before), crashpoints::RELAY_TRANSACTION_SENT)
+        }
     }
 }
 
