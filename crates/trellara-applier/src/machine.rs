@@ -12,7 +12,8 @@ use trellara_envelope::{
 
 use crate::checkpoint::Checkpoint;
 
-pub(crate) use self::body::{closes_lower, continues_at, entries, entry_of, history_of};
+pub use self::body::{closes_lower, entries};
+pub(crate) use self::body::{continues_at, entry_of, history_of};
 
 mod body;
 pub(crate) mod cut;

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use trellara_envelope::{Body, BundleEntry, Genesis, Lsn, Manifest, Marker, SourceHistory};
 
 /// The transactions that end in a frame of this body.
-pub(crate) fn entries(body: &Body) -> Cow<'_, [BundleEntry]> {
+pub fn entries(body: &Body) -> Cow<'_, [BundleEntry]> {
     match body {
         Body::Bundle(entries) => Cow::Borrowed(entries),
         Body::Manifest(manifest) => Cow::Owned(vec![entry_of(manifest)]),
@@ -32,7 +32,7 @@ pub(crate) fn entry_of(manifest: &Manifest) -> BundleEntry {
 
 /// Whether a frame of this body ends every lower incarnation, so that their open transactions are
 /// garbage (C13).
-pub(crate) fn closes_lower(body: &Body) -> bool {
+pub fn closes_lower(body: &Body) -> bool {
     continues_at(body).is_some()
 }
 

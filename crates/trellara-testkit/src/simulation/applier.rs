@@ -8,8 +8,8 @@ use trellara_applier::machine::{self, Delivered, Machine, Verdict};
 use trellara_applier::verdict::{Answer, Known, verdict};
 use trellara_applier::{Checkpoint, Transport};
 use trellara_envelope::{
-    Body, BundleEntry, Frame, FrameDigest, Halt, HaltCode, Incarnation, Lane, LaneEpoch,
-    LedgerOrdinal, PositionReport, StreamSequence,
+    BundleEntry, Frame, FrameDigest, Halt, HaltCode, Incarnation, Lane, LaneEpoch, PositionReport,
+    StreamSequence,
 };
 use trellara_postgres::{Fault, sqlstate};
 
@@ -36,7 +36,6 @@ pub(super) enum Goes {
 pub(super) struct Session {
     machine: Machine,
     epoch: LaneEpoch,
-    predecessor: LedgerOrdinal,
     next: u64,
     void: u64,
     passed_over: Vec<u64>,
@@ -50,22 +49,6 @@ pub(super) struct Session {
 /// Whether a subject is read in order: chunks are not.
 fn positional(subject: &str) -> bool {
     !subject.contains(".open.")
-}
-
-fn entries(frame: &Frame) -> Vec<BundleEntry> {
-    match &frame.body {
-        Body::Bundle(entries) => entries.clone(),
-        Body::Manifest(manifest) => vec![BundleEntry {
-            source: manifest.source,
-            commit_lsn: manifest.commit_lsn,
-            end_lsn: manifest.end_lsn,
-            xid: manifest.xid,
-            commit_time: manifest.commit_time,
-            bytes: 0,
-            changes: 0,
-        }],
-        _ => Vec::new(),
-    }
 }
 
 fn fault(code: &str) -> Fault {
@@ -91,8 +74,8 @@ impl Session {
         let epoch = target.raise_epoch();
         let durable = target.checkpoint.clone();
         let at = durable.transport.sequence.0;
-        let digest = stream.get(at).map(|m| FrameDigest::of(&m.payload));
-        let (machine, next) = if digest.is_some_and(|d| machine::proves(&durable, d)) {
+        let there = stream.get(at).map(|m| FrameDigest::of(&m.payload));
+        let (machine, next) = if there.is_some_and(|d| machine::proves(&durable, d)) {
             (Machine::at(Lane(0), &durable), at + 1)
         } else {
             let mark = flow().mark_subject();
@@ -114,7 +97,6 @@ impl Session {
         Ok(Self {
             machine,
             epoch,
-            predecessor: durable.ordinal,
             next,
             void: 0,
             passed_over: Vec::new(),
@@ -169,10 +151,7 @@ impl Session {
         let mut verdict = self.machine.frame(opened);
         if verdict == Verdict::Reopens {
             let seen = self.machine.last_seen();
-            let there = seen.is_some_and(|(at, digest)| {
-                let message = stream.get(at.0);
-                message.is_some_and(|message| FrameDigest::of(&message.payload) == digest)
-            });
+            let there = seen.is_some_and(|(at, digest)| stream.holds(at.0, digest));
             verdict = match there {
                 true => Verdict::Redelivered,
                 false => self.machine.reopen(opened),
@@ -180,7 +159,7 @@ impl Session {
         }
         match verdict {
             Verdict::Apply(range) => {
-                let all = entries(&opened.frame);
+                let all = machine::entries(&opened.frame.body);
                 for entry in &all[..range.start] {
                     if let Some(halt) = self.ask(entry, true, target, counters) {
                         return Ok(Goes::Stands(halt));
@@ -206,8 +185,8 @@ impl Session {
                         return Ok(Goes::On);
                     }
                 }
-                for entry in entries(&opened.frame) {
-                    if let Some(halt) = self.ask(&entry, true, target, counters) {
+                for entry in machine::entries(&opened.frame.body).iter() {
+                    if let Some(halt) = self.ask(entry, true, target, counters) {
                         return Ok(Goes::Stands(halt));
                     }
                 }
@@ -283,7 +262,7 @@ impl Session {
             return Goes::On;
         };
         let checkpoint = Checkpoint {
-            ordinal: LedgerOrdinal(self.predecessor.0 + 1),
+            ordinal: self.durable.ordinal.next(),
             source: self.machine.source(),
             end_lsn: self.machine.end_lsn(),
             transaction_end_lsn: self.machine.transaction_end_lsn(),
@@ -307,7 +286,11 @@ impl Session {
             counters.count(Sometimes::InDoubtLost);
             return Goes::Anew;
         }
-        let done = target.apply((self.predecessor, self.epoch), &self.effects, &checkpoint);
+        let done = target.apply(
+            (self.durable.ordinal, self.epoch),
+            &self.effects,
+            &checkpoint,
+        );
         if !done {
             counters.count(Sometimes::NotMyPredecessor);
             let next = disposition::of_statement(&fault("23505"));
@@ -322,7 +305,6 @@ impl Session {
             return Goes::Anew;
         }
         counters.count(Sometimes::CommitAnswered);
-        self.predecessor = checkpoint.ordinal;
         self.durable = checkpoint;
         self.effects.clear();
         self.pending = None;
@@ -351,10 +333,11 @@ impl Session {
     /// hold the frame.
     pub(super) fn trim(&self, stream: &Stream) -> Option<(u64, u64)> {
         let at = self.durable.transport.sequence.0;
-        let message = stream.get(at)?;
-        let ours = FrameDigest::of(&message.payload) == self.durable.transport.digest;
-        let frame = Frame::decode(&message.payload).ok()?;
-        ours.then_some((at, frame.header.keep_from.0))
+        if !stream.holds(at, self.durable.transport.digest) {
+            return None;
+        }
+        let frame = Frame::decode(&stream.get(at)?.payload).ok()?;
+        Some((at, frame.header.keep_from.0))
     }
 }
 
@@ -365,5 +348,5 @@ fn stands(code: HaltCode, reason: &str) -> Halt {
 /// The incarnation of a genesis or marker there.
 fn closer(stream: &Stream, at: u64) -> Option<Incarnation> {
     let frame = Frame::decode(&stream.get(at)?.payload).ok()?;
-    matches!(frame.body, Body::Marker(_) | Body::Genesis(_)).then_some(frame.header.incarnation)
+    machine::closes_lower(&frame.body).then_some(frame.header.incarnation)
 }

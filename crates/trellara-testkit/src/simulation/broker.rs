@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
-use trellara_envelope::StreamSequence;
+use trellara_envelope::{FrameDigest, StreamSequence};
 use trellara_jetstream::publish::{Outcome, Outgoing};
 
 /// One stored message.
@@ -102,6 +102,12 @@ impl Stream {
     /// The message there.
     pub fn get(&self, sequence: u64) -> Option<&Message> {
         self.messages.get(&sequence)
+    }
+
+    /// Whether the frame of this digest is the message there.
+    pub fn holds(&self, sequence: u64, digest: FrameDigest) -> bool {
+        let message = self.get(sequence);
+        message.is_some_and(|message| FrameDigest::of(&message.payload) == digest)
     }
 
     /// The last message that is there, up to `sequence`.

@@ -161,15 +161,13 @@ fn end_up_to(stream: &Stream, up_to: u64) -> Option<(u64, Frame, FrameDigest)> {
 
 /// The stream's tail, and where its frame stands.
 fn tail(stream: &Stream) -> Option<(Tail, u64)> {
-    let (newest, _) = stream.last_up_to(stream.last())?;
-    let (newest, _) = decoded(stream, newest)?;
+    let (newest, _) = raw_tail(stream)?;
     let (at, frame, digest) = end_up_to(stream, stream.last())?;
     let tail = Tail {
-        sequence: StreamSequence(stream.last()),
         ordinal: frame.header.ordinal,
         digest,
         position: frame.header.position,
-        incarnation: newest.header.incarnation,
+        ..newest
     };
     Some((tail, at))
 }

@@ -1,10 +1,10 @@
 //! A simulated source: a log of committed transactions, a slot, and a walsender that sends them as
 //! pgoutput has them.
 
-use bytes::Bytes;
 use trellara_envelope::{
     CommitTime, Lsn, SourceHistory, SourceId, SystemId, Timeline, TransactionIdentity, Xid,
 };
+use trellara_pgoutput::{ChangeReader, Message, Value};
 
 use super::dice::Dice;
 
@@ -232,26 +232,20 @@ fn insert(row: &str) -> Vec<u8> {
     message
 }
 
-/// The rows in a transaction's records, as the program's own reader finds them.
-pub(super) fn rows_of(records: Vec<Bytes>) -> Result<Vec<String>, String> {
-    let none = trellara_envelope::AbortedSet::EMPTY;
-    let mut reader = trellara_pgoutput::ChangeReader::new(false, &none);
+/// The rows in what a reader was fed, as the program's own reader finds them. Descriptions come by
+/// as well.
+pub(super) fn rows_of(reader: &mut ChangeReader<'_>) -> Result<Vec<String>, String> {
     let mut rows = Vec::new();
-    for piece in records {
-        reader.feed(piece);
-        while let Some(change) = reader.next_change().map_err(|error| error.to_string())? {
-            let trellara_pgoutput::Message::Insert { new, .. } = change.message else {
-                // Descriptions come by as well.
-                continue;
+    while let Some(change) = reader.next_change().map_err(|error| error.to_string())? {
+        let Message::Insert { new, .. } = change.message else {
+            continue;
+        };
+        for value in new.iter() {
+            let Value::Text(text) = value else {
+                return Err("a value that nobody wrote".to_owned());
             };
-            for value in new.iter() {
-                let trellara_pgoutput::Value::Text(text) = value else {
-                    return Err("a value that nobody wrote".to_owned());
-                };
-                rows.push(String::from_utf8_lossy(text).into_owned());
-            }
+            rows.push(String::from_utf8_lossy(text).into_owned());
         }
     }
-    reader.finish().map_err(|error| error.to_string())?;
     Ok(rows)
 }

@@ -2,7 +2,8 @@
 
 use bytes::Bytes;
 use trellara_applier::machine::Delivered;
-use trellara_envelope::{Body, Frame, Manifest, RunningDigest};
+use trellara_envelope::{AbortedSet, Body, Frame, Manifest, RunningDigest};
+use trellara_pgoutput::ChangeReader;
 
 use super::super::broker::Stream;
 use super::super::counters::{Counters, Sometimes};
@@ -17,31 +18,27 @@ pub(super) fn effects_of(
     stream: &Stream,
     counters: &mut Counters,
 ) -> Result<Option<Vec<Effect>>, String> {
+    let none = AbortedSet::EMPTY;
     if let Body::Manifest(manifest) = &opened.frame.body {
         counters.count(Sometimes::Chunked);
         let Some(bytes) = chunks(opened, manifest, stream) else {
             return Ok(None);
         };
-        return Ok(Some(vec![(manifest.identity(), rows_of(bytes)?)]));
+        let mut reader = ChangeReader::new(manifest.streamed, &none);
+        let mut rows = Vec::new();
+        for piece in bytes {
+            reader.feed(piece);
+            rows.extend(rows_of(&mut reader)?);
+        }
+        reader.finish().map_err(|error| error.to_string())?;
+        return Ok(Some(vec![(manifest.identity(), rows)]));
     }
     // Descriptions of a table stand with the first transaction of a bundle that needs them.
-    let none = trellara_envelope::AbortedSet::EMPTY;
-    let mut reader = trellara_pgoutput::ChangeReader::new(false, &none);
+    let mut reader = ChangeReader::new(false, &none);
     let mut effects = Vec::new();
     for (number, (entry, records)) in opened.frame.transactions().enumerate() {
         reader.feed(records);
-        let mut rows = Vec::new();
-        while let Some(change) = reader.next_change().map_err(|error| error.to_string())? {
-            let trellara_pgoutput::Message::Insert { new, .. } = change.message else {
-                // Descriptions come by as well.
-                continue;
-            };
-            for value in new.iter() {
-                if let trellara_pgoutput::Value::Text(text) = value {
-                    rows.push(String::from_utf8_lossy(text).into_owned());
-                }
-            }
-        }
+        let rows = rows_of(&mut reader)?;
         if range.contains(&number) {
             effects.push((entry.identity(), rows));
         }

@@ -1,7 +1,7 @@
 //! What does not continue the frame before: the stream is asked why.
 
 use trellara_applier::machine::Delivered;
-use trellara_envelope::{Body, Frame, FrameDigest, Halt, HaltCode};
+use trellara_envelope::{Body, Frame, Halt, HaltCode};
 
 use super::super::broker::Stream;
 use super::super::counters::{Counters, Sometimes};
@@ -51,12 +51,11 @@ impl Session {
             HaltCode::Gap | HaltCode::Fork | HaltCode::Diverged
         ) {
             let seen = self.machine.sequence().0;
-            let digest = stream.get(seen).map(|m| FrameDigest::of(&m.payload));
             let ours = self.pending.as_ref().map_or_else(
                 || self.durable.transport.digest,
                 |transport| transport.digest,
             );
-            if digest != Some(ours) {
+            if !stream.holds(seen, ours) {
                 counters.count(Sometimes::Rewritten);
                 return Goes::Anew;
             }

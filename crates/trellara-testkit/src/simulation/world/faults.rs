@@ -1,6 +1,5 @@
 //! What is done to the flow's parts in the first phase.
 
-use trellara_envelope::FrameDigest;
 use trellara_jetstream::publish::{Outcome, UnknownReason};
 use trellara_relay::machine::Event;
 
@@ -111,10 +110,8 @@ impl World {
     /// The target is put back to where the stream still has everything that follows.
     fn restore(&mut self, counters: &mut Counters) {
         let there = |checkpoint: &trellara_applier::Checkpoint| {
-            let at = checkpoint.transport.sequence.0;
-            self.stream.get(at).is_some_and(|message| {
-                FrameDigest::of(&message.payload) == checkpoint.transport.digest
-            })
+            let transport = &checkpoint.transport;
+            self.stream.holds(transport.sequence.0, transport.digest)
         };
         let kept = self.target.kept();
         if self.lost || kept.is_empty() {
