@@ -49,14 +49,7 @@ pub(crate) async fn check_stream(
     registration: &str,
 ) -> Result<StreamFacts, Trouble> {
     let name = options.flow.stream();
-    let (facts, unfit) = topology::facts_of_flow(broker, &options.flow).await?;
-    if let Some(unfit) = unfit {
-        return Err(Trouble::probe(Halt::new(
-            HaltCode::Broker,
-            format!("stream {name} has settings that can lose data: {unfit}"),
-            format!("change them back with `nats stream edit {name}`; `trellara check` names each"),
-        )));
-    }
+    let facts = topology::facts_of_flow(broker, &options.flow).await?;
     let (reason, hint) = match facts.target() {
         Some(target) if target == registration => return Ok(facts),
         Some(target) => (

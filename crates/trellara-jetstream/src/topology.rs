@@ -145,21 +145,26 @@ pub async fn facts(broker: &Broker, stream: &str) -> Result<StreamFacts, BrokerE
     Ok(info(broker, stream).await?.facts())
 }
 
-/// The same for a flow that is about to write to its stream or to read from it: with what about the
-/// stream's settings can lose data, in words, however they became so. Sizes are left to whoever
-/// asks.
+/// The same for a flow that is about to write to its stream or to read from it. Sizes are left to
+/// whoever asks.
 ///
 /// # Errors
-/// Missing when there is none.
-pub async fn facts_of_flow(
-    broker: &Broker,
-    flow: &FlowName,
-) -> Result<(StreamFacts, Option<String>), BrokerError> {
+/// Missing when there is none; a configuration error when the stream's settings can lose data,
+/// however they became so.
+pub async fn facts_of_flow(broker: &Broker, flow: &FlowName) -> Result<StreamFacts, BrokerError> {
     let mut spec = StreamSpec::new(flow.clone(), 0);
     spec.max_message_bytes = None;
-    let info = info(broker, &spec.stream()).await?;
-    let unfit = losing(&settings::differences(&spec, &info.config));
-    Ok((info.facts(), unfit))
+    let stream = spec.stream();
+    let info = info(broker, &stream).await?;
+    let Some(losing) = losing(&settings::differences(&spec, &info.config)) else {
+        return Ok(info.facts());
+    };
+    let doing = format!("use stream {stream}");
+    let what = format!("it has settings that can lose data: {losing}");
+    Err(
+        BrokerError::new(BrokerErrorKind::Configuration, doing, what)
+            .with_hint("change them back with `nats stream edit`; `trellara check` names each"),
+    )
 }
 
 /// Compares an existing stream with what it must be; `None` when there is none.

@@ -23,8 +23,6 @@ pub(crate) struct BrokerFacts {
     /// Where the flow's last frame stands.
     pub(crate) tail_at: StreamSequence,
     pub(crate) stream: Option<StreamFacts>,
-    /// What about the stream's settings can lose data.
-    pub(crate) unfit: Option<String>,
     pub(crate) marker: Option<Marker>,
     pub(crate) last_transaction: LastTransaction,
 }
@@ -39,11 +37,10 @@ pub(crate) async fn of_broker(
         end,
         tail_at: StreamSequence(0),
         stream,
-        unfit: None,
         marker: None,
         last_transaction: LastTransaction::None,
     };
-    let (stream, unfit) = match topology::facts_of_flow(broker, flow).await {
+    let stream = match topology::facts_of_flow(broker, flow).await {
         Ok(stream) => stream,
         Err(error) if *error.kind() == BrokerErrorKind::Missing => {
             return Ok(nothing(StreamEnd::Missing, None));
@@ -66,7 +63,6 @@ pub(crate) async fn of_broker(
         tail_at: last.at,
         end: StreamEnd::At(last.tail, last.frame.header.source),
         stream: Some(stream),
-        unfit,
         marker,
         last_transaction,
     })

@@ -68,9 +68,6 @@ pub(crate) async fn open(
     let facts = facts::of_broker(broker, &reader, &options.flow)
         .await
         .map_err(unheard)?;
-    if let Some(unfit) = &facts.unfit {
-        return Err(may_lose(&stream_name, unfit).into());
-    }
     // Before the members are compared: who left on an operator's word is said in orders.
     let mut orders = broker
         .subscribe_core(&options.flow.copy_order_subject())
@@ -301,15 +298,6 @@ fn not_started(error: QueryError) -> End {
         // The table is asked again, which knows what to say about slot and publication.
         _ => again(format!("the source: {text}")),
     }
-}
-
-/// Setup made the stream otherwise: somebody changed it.
-fn may_lose(stream: &str, unfit: &str) -> Halt {
-    Halt::new(
-        HaltCode::Broker,
-        format!("stream {stream} has settings that can lose data: {unfit}"),
-        format!("change them back with `nats stream edit {stream}`; `trellara check` names each"),
-    )
 }
 
 /// The broker did not do what was asked.
