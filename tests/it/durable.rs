@@ -1,8 +1,6 @@
 //! What is acknowledged, reported and trimmed is durable in the target (A2): targets that die with
 //! commits in their memory, that are held in the middle of a commit, and that are put back.
 
-use std::path::PathBuf;
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -10,9 +8,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use tokio::task::JoinHandle;
 use trellara_envelope::PositionReport;
-use trellara_local::StopMode;
 use trellara_testkit::flow::Flow;
-use trellara_testkit::ground::{Ground, GroundOptions};
+use trellara_testkit::ground::GroundOptions;
+use trellara_testkit::kept::KeptData;
 use trellara_testkit::{broker, compare};
 
 use crate::restart::{KEYLESS, ground, until};
@@ -153,35 +151,6 @@ async fn c30_a2_nothing_is_said_about_a_commit_that_is_not_answered() -> Result<
     flow.converges(WITHIN).await
 }
 
-/// What a target held at an earlier time.
-struct Kept {
-    data: PathBuf,
-    kept: PathBuf,
-}
-
-impl Kept {
-    /// Stops the target in order, copies its data folder, and starts it again.
-    fn of(ground: &mut Ground) -> Result<Self> {
-        let data = ground.target.data_dir();
-        let kept = data.with_extension("kept");
-        ground.target.stop(StopMode::Fast)?;
-        // With owners and rights.
-        let copy = Command::new("cp").arg("-a").args([&data, &kept]).status()?;
-        ensure!(copy.success(), "cp ended with {copy}");
-        ground.target.start_again()?;
-        Ok(Self { data, kept })
-    }
-
-    /// The target is what it was.
-    fn put_back(self, ground: &mut Ground) -> Result<()> {
-        ground.target.stop(StopMode::Fast)?;
-        std::fs::remove_dir_all(&self.data)?;
-        std::fs::rename(&self.kept, &self.data)?;
-        ground.target.start_again()?;
-        Ok(())
-    }
-}
-
 /// Twenty transactions, each with this word, that arrive.
 async fn write(flow: &Flow, word: &str) -> Result<()> {
     for id in 0..20 {
@@ -197,15 +166,15 @@ async fn b20_a_target_put_back_is_rewound_to_its_checkpoint_or_a_gap() -> Result
     let (mut ground, mut flow) = ground(GroundOptions::version(15), KEYLESS, extra).await?;
     let nats = ground.nats.url();
     write(&flow, "before").await?;
-    let kept = Kept::of(&mut ground)?;
+    let kept = KeptData::of(&mut ground.target)?;
     write(&flow, "forgotten").await?;
-    kept.put_back(&mut ground)?;
+    kept.put_back(&mut ground.target)?;
     // The stream still has them: the target is rewound by itself, and goes on.
     flow.converges(WITHIN).await?;
     write(&flow, "behind").await?;
 
     // The same when what was forgotten is no longer in the stream.
-    let kept = Kept::of(&mut ground)?;
+    let kept = KeptData::of(&mut ground.target)?;
     let standing = broker::last_sequence(&nats, STREAM).await?;
     let history = ("TRELLARA__NATS__HISTORY", "100ms or 1GiB".to_owned());
     flow.environment.push(history);
@@ -213,7 +182,7 @@ async fn b20_a_target_put_back_is_rewound_to_its_checkpoint_or_a_gap() -> Result
     flow.start_applier()?;
     write(&flow, "lost").await?;
     trimmed(&nats, standing + 1).await?;
-    kept.put_back(&mut ground)?;
+    kept.put_back(&mut ground.target)?;
     let applier = flow.applier.as_mut().context("applier")?;
     applier.logged("code=GAP", WITHIN).await?;
     let log = applier.log();

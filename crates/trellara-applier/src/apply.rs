@@ -337,9 +337,7 @@ impl Writer {
                     .await
                     .map_err(Failure::Change)?;
             }
-            if crashpoints::reached(crashpoints::APPLIER_CHUNK_APPLIED) {
-                return Err(Trouble::crash_point().into());
-            }
+            Trouble::come_by(crashpoints::APPLIER_CHUNK_APPLIED)?;
             let skipped = executor.take_skipped().await.map_err(Failure::Change)?;
             recorder
                 .take(client, skipped)

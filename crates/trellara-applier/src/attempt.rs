@@ -160,9 +160,7 @@ impl<'a> Attempt<'a> {
         } else {
             lane::take(target.client(), who, options.standby, cancel, status).await?
         };
-        if crashpoints::reached(crashpoints::APPLIER_LANE_TAKEN) {
-            return Err(Trouble::crash_point());
-        }
+        Trouble::come_by(crashpoints::APPLIER_LANE_TAKEN)?;
         let durable = ledger::checkpoint(target.client(), &options.flow, options.lane)
             .await?
             .ok_or_else(|| not_set_up(options))?;
@@ -177,9 +175,7 @@ impl<'a> Attempt<'a> {
             Ledger::prepare(target.client(), &options.flow, options.lane, held.epoch).await?;
         // Before the cache is filled: a fault of the broker does not have that done over.
         let consumer = Consumer::open(broker, consumer_options(options, start.sequence)).await?;
-        if crashpoints::reached(crashpoints::APPLIER_POSITIONED) {
-            return Err(Trouble::crash_point());
-        }
+        Trouble::come_by(crashpoints::APPLIER_POSITIONED)?;
         let reporter = Reporter::new(broker, options, &registration, held.epoch);
         let beginning = Dedup::begin(&target, options, cache, held.epoch, &durable, status);
         let dedup = commit::reporting(beginning, &reporter, &durable, options.report_interval);

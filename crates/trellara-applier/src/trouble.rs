@@ -1,6 +1,7 @@
 //! What ends an attempt, and what follows from it: the one place where an error becomes a retry,
 //! a probe or a halt.
 
+use trellara_crashpoints::{self as crashpoints, Point};
 use trellara_envelope::{Halt, HaltCode};
 use trellara_jetstream::{BrokerError, BrokerErrorKind};
 use trellara_postgres::sqlstate::{self, ErrorClass};
@@ -52,6 +53,14 @@ impl Trouble {
     /// What a test wanted to go wrong.
     pub(crate) fn crash_point() -> Self {
         Trouble::passing("a crash point")
+    }
+
+    /// Comes by a crash point at which what follows may fail.
+    pub(crate) fn come_by(point: Point) -> Result<(), Self> {
+        match crashpoints::reached(point) {
+            true => Err(Self::crash_point()),
+            false => Ok(()),
+        }
     }
 
     pub(crate) fn passing(reason: impl Into<String>) -> Self {

@@ -117,6 +117,33 @@ impl NatsServer {
         unreachable!("the loop above ends by returning");
     }
 
+    /// Starts `count` servers of one cluster, together because none is ready alone.
+    pub fn cluster(options: &NatsOptions, count: usize) -> Result<Vec<Self>, LocalError> {
+        let ports: Vec<u16> = (0..count).map(|_| port::free()).collect::<Result<_, _>>()?;
+        let routes: Vec<String> = ports
+            .iter()
+            .map(|port| format!("\"nats-route://127.0.0.1:{port}\""))
+            .collect();
+        let routes = routes.join(", ");
+        std::thread::scope(|scope| {
+            let starting: Vec<_> = ports
+                .iter()
+                .map(|port| {
+                    let mut options = options.clone();
+                    options.extra_config.push_str(&format!(
+                        "\ncluster {{ name: c, listen: \"127.0.0.1:{port}\", routes: [{routes}] }}\n"
+                    ));
+                    scope.spawn(move || Self::start(&options))
+                })
+                .collect();
+            let servers = starting.into_iter().map(|starting| {
+                let started = starting.join();
+                started.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            });
+            servers.collect()
+        })
+    }
+
     /// `nats://127.0.0.1:port`, with user and password when there are any.
     #[must_use]
     pub fn url(&self) -> String {

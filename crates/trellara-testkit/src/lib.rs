@@ -12,6 +12,7 @@ pub mod fresh;
 pub mod ground;
 pub mod handover;
 pub mod judging;
+pub mod kept;
 pub mod large;
 pub mod oracle;
 pub mod poisoning;

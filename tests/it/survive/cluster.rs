@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use trellara_local::{NatsServer, free_port, shared};
+use trellara_local::{NatsServer, shared};
 use trellara_testkit::broker;
 use trellara_testkit::flow::Flow;
 use trellara_testkit::ground::{Ground, GroundOptions};
@@ -14,33 +14,6 @@ use crate::restart::KEYLESS;
 use crate::scenario::{WITHIN, value};
 
 const STREAM: &str = "TRELLARA_cases";
-
-/// Three servers of one cluster, started together because none is ready alone.
-fn three() -> Result<Vec<NatsServer>> {
-    let ports: Vec<u16> = (0..3).map(|_| free_port()).collect::<Result<_, _>>()?;
-    let routes: Vec<String> = ports
-        .iter()
-        .map(|port| format!("\"nats-route://127.0.0.1:{port}\""))
-        .collect();
-    let routes = routes.join(", ");
-    std::thread::scope(|scope| {
-        let starting: Vec<_> = ports
-            .iter()
-            .map(|port| {
-                let mut options = shared::nats();
-                options.extra_config.push_str(&format!(
-                    "\ncluster {{ name: c, listen: \"127.0.0.1:{port}\", routes: [{routes}] }}\n"
-                ));
-                scope.spawn(move || NatsServer::start(&options))
-            })
-            .collect();
-        let servers = starting.into_iter().map(|starting| {
-            let started = starting.join().ok().context("a thread that starts one")?;
-            Ok(started?)
-        });
-        servers.collect()
-    })
-}
 
 /// The flow knows all three, and keeps three copies.
 async fn flow(ground: &Ground, servers: &[NatsServer]) -> Result<Flow> {
@@ -93,7 +66,7 @@ async fn leader(servers: &[NatsServer], asked: usize) -> Result<usize> {
 #[tokio::test]
 async fn f48_f49_b53_three_brokers_lose_a_leader_a_minority_and_the_majority() -> Result<()> {
     let ground = Ground::start(&GroundOptions::version(18))?;
-    let mut servers = three()?;
+    let mut servers = NatsServer::cluster(&shared::nats(), 3)?;
     elected(&servers).await?;
     let mut flow = flow(&ground, &servers).await?;
     flow.start().await?;

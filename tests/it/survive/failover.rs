@@ -1,12 +1,10 @@
 //! A source that fails over, comes back as it was, or is another one (F69–F74, B08, B10, B11).
 
-use std::path::PathBuf;
-use std::process::Command;
-
 use anyhow::{Context, Result, ensure};
 use trellara_local::{PostgresServer, StopMode};
 use trellara_testkit::flow::Flow;
 use trellara_testkit::ground::{Ground, GroundOptions};
+use trellara_testkit::kept::KeptData;
 
 use super::{begun, both_run, count, replicating, rows};
 use crate::restart::{KEYLESS, until};
@@ -191,39 +189,13 @@ async fn f68_f69_b11_a_promoted_standby_without_the_slot_is_refused() -> Result<
     Ok(())
 }
 
-/// What the source held at an earlier time, as a storage snapshot brings it back.
-struct Snapshot {
-    data: PathBuf,
-    kept: PathBuf,
-}
-
-impl Snapshot {
-    fn of(source: &mut PostgresServer) -> Result<Self> {
-        let data = source.data_dir();
-        let kept = data.with_extension("kept");
-        source.stop(StopMode::Fast)?;
-        let copy = Command::new("cp").arg("-a").args([&data, &kept]).status()?;
-        ensure!(copy.success(), "cp ended with {copy}");
-        source.start_again()?;
-        Ok(Self { data, kept })
-    }
-
-    fn put_back(self, source: &mut PostgresServer) -> Result<()> {
-        source.stop(StopMode::Fast)?;
-        std::fs::remove_dir_all(&self.data)?;
-        std::fs::rename(&self.kept, &self.data)?;
-        source.start_again()?;
-        Ok(())
-    }
-}
-
 /// System, timeline, xid and LSN are the same as of what was published; only the commit times and
 /// the rows are not.
 async fn c02(version: u32, written_before_it_is_seen: u32) -> Result<()> {
     let mut ground = Ground::start(&GroundOptions::version(version))?;
     let mut flow = ground.flow("cases", KEYLESS, KEYLESS, "").await?;
     begun(&mut flow).await?;
-    let snapshot = Snapshot::of(&mut ground.source)?;
+    let snapshot = KeptData::of(&mut ground.source)?;
     flow.caught_up(WITHIN).await?;
     rows(&flow, 1..6).await?;
     flow.caught_up(WITHIN).await?;

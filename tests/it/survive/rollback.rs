@@ -2,12 +2,12 @@
 //! B35): what it had acknowledged is gone, and its sequences are given out a second time.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use trellara_testkit::broker;
 use trellara_testkit::flow::Flow;
 use trellara_testkit::ground::{Ground, GroundOptions};
+use trellara_testkit::kept::KeptStore;
 
 use super::{begun, both_run, count, rows};
 use crate::restart::{KEYLESS, until};
@@ -15,79 +15,42 @@ use crate::scenario::{WITHIN, run};
 
 const STREAM: &str = "TRELLARA_cases";
 
-/// A copy of the store, taken while the server stands still.
-struct Kept {
-    folder: tempfile::TempDir,
-    last: u64,
-}
-
-impl Kept {
-    async fn of(ground: &Ground) -> Result<Self> {
-        let last = broker::last_sequence(&ground.nats.url(), STREAM).await?;
-        let folder = tempfile::tempdir()?;
-        ground.nats.pause()?;
-        let copied = copy(ground.nats.store_dir(), &folder.path().join("store"));
-        ground.nats.resume()?;
-        copied?;
-        Ok(Self { folder, last })
-    }
-
-    /// Kills the server, puts the copy in the place of its store, or of the part of it at
-    /// `within`, and starts it.
-    fn put_back(&self, ground: &mut Ground, within: &Path) -> Result<()> {
-        ground.nats.kill()?;
-        let store: PathBuf = ground.nats.store_dir().join(within);
-        std::fs::remove_dir_all(&store)?;
-        copy(&self.folder.path().join("store").join(within), &store)?;
-        ground.nats.start_again()?;
-        Ok(())
-    }
-
-    /// Where the stream's messages are in a store, without its consumers.
-    fn messages(&self) -> Result<PathBuf> {
-        let store = self.folder.path().join("store");
-        let mut folders = vec![store.clone()];
-        while let Some(folder) = folders.pop() {
-            if folder.ends_with(Path::new(STREAM).join("msgs")) {
-                return Ok(folder.strip_prefix(&store)?.to_owned());
-            }
-            for entry in std::fs::read_dir(&folder)? {
-                let path = entry?.path();
-                if path.is_dir() {
-                    folders.push(path);
-                }
+/// Where the stream's messages are in a store, without its consumers.
+fn messages(store: &Path) -> Result<PathBuf> {
+    let mut folders = vec![store.to_owned()];
+    while let Some(folder) = folders.pop() {
+        if folder.ends_with(Path::new(STREAM).join("msgs")) {
+            return Ok(folder.strip_prefix(store)?.to_owned());
+        }
+        for entry in std::fs::read_dir(&folder)? {
+            let path = entry?.path();
+            if path.is_dir() {
+                folders.push(path);
             }
         }
-        anyhow::bail!("no messages of {STREAM} in the store")
     }
-}
-
-fn copy(from: &Path, to: &Path) -> Result<()> {
-    let done = Command::new("cp").arg("-a").args([from, to]).status()?;
-    ensure!(done.success(), "cp ended with {done}");
-    Ok(())
+    anyhow::bail!("no messages of {STREAM} in the store")
 }
 
 /// A flow whose broker forgot the second half of what it had acknowledged and the target has.
 async fn rolled_back(extra: &str, whole: bool) -> Result<(Ground, Flow, u64, u64)> {
-    let options = GroundOptions::version(18);
-    let ground = Ground::start(&options)?;
-    let mut ground = ground;
+    let mut ground = Ground::start(&GroundOptions::version(18))?;
     let mut flow = ground.flow("cases", KEYLESS, KEYLESS, extra).await?;
     begun(&mut flow).await?;
     rows(&flow, 1..500).await?;
     flow.caught_up(WITHIN).await?;
-    let kept = Kept::of(&ground).await?;
+    let before = broker::last_sequence(&ground.nats.url(), STREAM).await?;
+    let kept = KeptStore::of(&ground.nats)?;
     rows(&flow, 500..1000).await?;
     flow.caught_up(WITHIN).await?;
     let last = broker::last_sequence(&ground.nats.url(), STREAM).await?;
-    ensure!(last > kept.last, "{last} and {}", kept.last);
+    ensure!(last > before, "{last} and {before}");
     let within = match whole {
         true => PathBuf::new(),
-        false => kept.messages()?,
+        false => messages(&kept.path())?,
     };
-    kept.put_back(&mut ground, &within)?;
-    Ok((ground, flow, kept.last, last))
+    kept.put_back(&mut ground.nats, &within)?;
+    Ok((ground, flow, before, last))
 }
 
 #[tokio::test]
@@ -124,13 +87,13 @@ async fn f33_f65_what_a_broker_lost_may_be_sent_again_by_the_source() -> Result<
     let extra = "source.acknowledge: applied";
     let mut flow = ground.flow("cases", KEYLESS, KEYLESS, extra).await?;
     begun(&mut flow).await?;
-    let kept = Kept::of(&ground).await?;
+    let kept = KeptStore::of(&ground.nats)?;
     run(&ground.source.url("postgres"), &["CHECKPOINT"]).await?;
     rows(&flow, 1..50).await?;
     flow.caught_up(WITHIN).await?;
     let all = "SELECT confirmed_flush_lsn >= pg_current_wal_lsn() FROM pg_replication_slots WHERE slot_name = 'trellara_cases'";
     until(&flow.source_admin, all, "t", WITHIN).await?;
-    kept.put_back(&mut ground, Path::new(""))?;
+    kept.put_back(&mut ground.nats, Path::new(""))?;
     let relay = flow.relay.as_mut().context("relay")?;
     relay.logged("begins again", WITHIN).await?;
     // Marked once more, and nothing behind the mark.

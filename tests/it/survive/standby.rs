@@ -71,30 +71,45 @@ async fn is_harmless(daemon: &mut Daemon) -> Result<()> {
     }
 }
 
+/// `first` is killed and `second` takes over; then that one is stopped and a third takes over. Who was
+/// stopped, and who works now.
+async fn succeed(
+    flow: &Flow,
+    verb: &str,
+    (mut first, second): (Daemon, Daemon),
+) -> Result<(Daemon, Daemon)> {
+    let killed = Instant::now();
+    first.kill()?;
+    let after_kill = arrives(flow, 1, killed).await?;
+
+    let mut third = standby(flow, verb, "third.log")?;
+    third.logged("waiting as a standby", WITHIN).await?;
+    let stopped = Instant::now();
+    second.signal(Signal::SIGSTOP)?;
+    let after_stop = arrives(flow, 2, stopped).await;
+    let after_stop = after_stop.with_context(|| third.log())?;
+    ensure!(third.log().contains("fallen silent"), "{}", third.log());
+    in_time(verb, after_kill, after_stop)?;
+    Ok((second, third))
+}
+
+/// Who was stopped wakes up behind the one who works, and writes nothing.
+async fn wakes_up(flow: &Flow, stopped: &mut Daemon, works: &mut Daemon) -> Result<()> {
+    stopped.signal(Signal::SIGCONT)?;
+    rows(flow, 3..20).await?;
+    is_harmless(stopped).await?;
+    ensure!(works.is_running(), "{}", works.log());
+    Ok(())
+}
+
 async fn relay_takes_over(version: u32, name: &str) -> Result<()> {
     let mut flow = flowing(version, name).await?;
     let mut second = standby(&flow, "relay", "second.log")?;
     second.logged("waiting as a standby", WITHIN).await?;
     ensure!(second.ready().await == Some(true), "{}", second.log());
-
-    let mut first = flow.relay.take().context("relay")?;
-    let killed = Instant::now();
-    first.kill()?;
-    let after_kill = arrives(&flow, 1, killed).await?;
-
-    let mut third = standby(&flow, "relay", "third.log")?;
-    third.logged("waiting as a standby", WITHIN).await?;
-    let stopped = Instant::now();
-    second.signal(Signal::SIGSTOP)?;
-    let after_stop = arrives(&flow, 2, stopped).await;
-    let after_stop = after_stop.with_context(|| third.log())?;
-    ensure!(third.log().contains("fallen silent"), "{}", third.log());
-    in_time(name, after_kill, after_stop)?;
-
-    second.signal(Signal::SIGCONT)?;
-    rows(&flow, 3..20).await?;
-    is_harmless(&mut second).await?;
-    ensure!(third.is_running(), "{}", third.log());
+    let first = flow.relay.take().context("relay")?;
+    let (mut second, mut third) = succeed(&flow, "relay", (first, second)).await?;
+    wakes_up(&flow, &mut second, &mut third).await?;
     flow.relay = Some(third);
     flow.converges(WITHIN).await
 }
@@ -113,26 +128,10 @@ async fn applier_takes_over(version: u32, name: &str) -> Result<()> {
     let mut flow = flowing(version, name).await?;
     let mut second = standby(&flow, "applier", "second.log")?;
     second.logged("waiting as a standby", WITHIN).await?;
-
-    let mut first = flow.applier.take().context("applier")?;
-    let killed = Instant::now();
-    first.kill()?;
-    let after_kill = arrives(&flow, 1, killed).await?;
-
-    let mut third = standby(&flow, "applier", "third.log")?;
-    third.logged("waiting as a standby", WITHIN).await?;
-    let stopped = Instant::now();
-    second.signal(Signal::SIGSTOP)?;
-    let after_stop = arrives(&flow, 2, stopped).await;
-    let after_stop = after_stop.with_context(|| third.log())?;
-    ensure!(third.log().contains("fallen silent"), "{}", third.log());
-    in_time(name, after_kill, after_stop)?;
-
+    let first = flow.applier.take().context("applier")?;
+    let (mut second, mut third) = succeed(&flow, "applier", (first, second)).await?;
     let epoch = value(&flow.target_admin, "SELECT epoch FROM trellara.lane").await?;
-    second.signal(Signal::SIGCONT)?;
-    rows(&flow, 3..20).await?;
-    is_harmless(&mut second).await?;
-    ensure!(third.is_running(), "{}", third.log());
+    wakes_up(&flow, &mut second, &mut third).await?;
     flow.applier = Some(third);
     flow.converges(WITHIN).await?;
     let now = value(&flow.target_admin, "SELECT epoch FROM trellara.lane").await?;

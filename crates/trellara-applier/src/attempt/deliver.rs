@@ -19,9 +19,7 @@ use crate::trouble::Trouble;
 impl Attempt<'_> {
     /// Takes one delivery and everything that is already here, then commits what has to be.
     pub(super) async fn delivered(&mut self, first: Delivery) -> Result<(), Trouble> {
-        if crashpoints::reached(crashpoints::APPLIER_FETCHED) {
-            return Err(Trouble::crash_point());
-        }
+        Trouble::come_by(crashpoints::APPLIER_FETCHED)?;
         let mut next = Some(first);
         while let Some(delivery) = next {
             self.take(delivery).await?;

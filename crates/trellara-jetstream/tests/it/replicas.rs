@@ -7,35 +7,16 @@ use trellara_jetstream::publish::{Outcome, Publisher};
 use trellara_jetstream::read::Reader;
 use trellara_jetstream::topology::{self, StreamFacts, StreamSpec};
 use trellara_jetstream::{Broker, NatsOptions};
-use trellara_local::{NatsOptions as ServerOptions, NatsServer, free_port};
+use trellara_local::{NatsOptions as ServerOptions, NatsServer};
 
 use crate::rig::{message, payload, within};
 
-/// Three servers of one cluster, started together because none is ready alone.
 fn cluster(version: &str) -> Vec<NatsServer> {
-    let ports: Vec<u16> = (0..3).map(|_| free_port().expect("a port")).collect();
-    let routes: Vec<String> = ports
-        .iter()
-        .map(|port| format!("\"nats-route://127.0.0.1:{port}\""))
-        .collect();
-    let start = |port: &u16| {
-        let extra_config = format!(
-            "cluster {{ name: c, listen: \"127.0.0.1:{port}\", routes: [{}] }}",
-            routes.join(", ")
-        );
-        let version = version.to_owned();
-        let options = ServerOptions {
-            version,
-            extra_config,
-            ..ServerOptions::default()
-        };
-        std::thread::spawn(move || NatsServer::start(&options).expect("a nats-server"))
+    let options = ServerOptions {
+        version: version.to_owned(),
+        ..ServerOptions::default()
     };
-    let starting: Vec<_> = ports.iter().map(start).collect();
-    starting
-        .into_iter()
-        .map(|server| server.join().expect("a server"))
-        .collect()
+    NatsServer::cluster(&options, 3).expect("three servers")
 }
 
 async fn connect(servers: &[NatsServer]) -> Broker {

@@ -1,7 +1,6 @@
 //! The faults of a soak, dealt by its seed.
 
 use std::path::Path;
-use std::process::Command;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
@@ -20,6 +19,7 @@ use super::lines::Lines;
 use crate::daemon::Daemon;
 use crate::flow::Flow;
 use crate::ground::Ground;
+use crate::kept::KeptStore;
 
 /// One kind of fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -284,24 +284,9 @@ impl Chaos {
     }
 
     async fn roll_back(&mut self, ground: &mut Ground) -> Result<()> {
-        let folder = tempfile::tempdir()?;
-        let kept = folder.path().join("store");
-        let store = ground.nats.store_dir().to_owned();
-        let copy = |from: &Path, to: &Path| -> Result<()> {
-            let done = Command::new("cp").arg("-a").args([from, to]).status()?;
-            ensure!(done.success(), "cp ended with {done}");
-            Ok(())
-        };
-        ground.nats.pause()?;
-        let copied = copy(&store, &kept);
-        ground.nats.resume()?;
-        copied?;
+        let kept = KeptStore::of(&ground.nats)?;
         self.stand_still().await;
-        ground.nats.kill()?;
-        std::fs::remove_dir_all(&store)?;
-        copy(&kept, &store)?;
-        ground.nats.start_again()?;
-        Ok(())
+        kept.put_back(&mut ground.nats, Path::new(""))
     }
 
     async fn stand_still(&mut self) {
